@@ -1,0 +1,1 @@
+"""A segmentation project whose results do not depend on the number of processes."""

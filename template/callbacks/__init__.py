@@ -1,0 +1,1 @@
+"""What lands on disk and on the screen."""

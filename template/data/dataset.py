@@ -1,0 +1,202 @@
+"""From a case to a checked, transformed sample, and from samples to batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from ..distributed.faults import NamedError
+from ..labels import IGNORE_INDEX
+
+#: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
+Reader = Callable[["Case"], tuple[Tensor, Tensor | None]]
+Sample = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """One thing to segment.
+
+    Attributes:
+        name: Unique within its data set; used as the stem of files and in messages.
+        source: What the data set needs to read it: paths, a slice number. Must survive pickling.
+    """
+
+    name: str
+    source: Any
+
+
+@contextmanager
+def seeded(*words: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python, and restore them afterwards.
+
+    Transforms of any library then draw numbers that depend on the words alone, never on the worker or the process.
+
+    Args:
+        words: Non-negative integers, such as (seed, epoch, sample).
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    seeds = np.random.SeedSequence(words).generate_state(3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(seeds[0]))
+        np.random.seed(seeds[1])
+        random.seed(int(seeds[2]))
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+class CaseDataset(Dataset[Sample]):
+    """Samples of a list of cases.
+
+    Args:
+        cases: The cases, in an order that is the same on every process.
+        read: Reads one case.
+        classes: Class names; labels must be below their number or :data:`IGNORE_INDEX`.
+        in_channels: Channels every image must have.
+        preprocess: Deterministic modules, called on the image and (in training) its mask.
+        augment: Random modules; None in evaluation.
+        seed: Seed of the run; augmentation draws from (seed, epoch, sample).
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        read: Reader,
+        *,
+        classes: Sequence[str],
+        in_channels: int,
+        preprocess: Sequence[nn.Module],
+        augment: Sequence[nn.Module] | None,
+        seed: int,
+    ) -> None:
+        self.cases = cases
+        self.read = read
+        self.classes = list(classes)
+        self.in_channels = in_channels
+        self.preprocess = preprocess
+        self.augment = augment
+        self.seed = seed
+
+    def __len__(self) -> int:
+        """Number of cases."""
+        return len(self.cases)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Sample:
+        """Make one sample.
+
+        Args:
+            key: A case's index, in training with the epoch before it.
+
+        Returns:
+            ``image`` float32 [C, *S], ``mask`` uint8 [*S] (absent where the case has none) and ``case``.
+
+        Raises:
+            NamedError: The case cannot be read, or does not fit the classes and channels; the message names it.
+        """
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        case = self.cases[index]
+        image, mask = self._checked(case)
+        sample: Sample = {"image": tv_tensors.Image(image)}
+        if mask is not None and self.augment is not None:
+            sample["mask"] = tv_tensors.Mask(mask)
+        for module in self.preprocess:
+            sample = module(sample)
+        if self.augment is not None:
+            with seeded(self.seed, epoch, index):
+                for module in self.augment:
+                    sample = module(sample)
+        elif mask is not None:
+            # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
+            sample["mask"] = mask
+        sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
+        return {**sample, "case": case}
+
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Sample] | NamedError:
+        """Make the samples of a batch; a named failure is returned, since raising it in a worker loses its parts."""
+        try:
+            return [self[key] for key in keys]
+        except NamedError as error:
+            return error
+
+    def _checked(self, case: Case) -> tuple[Tensor, Tensor | None]:
+        try:
+            image, mask = self.read(case)
+        except NamedError:
+            raise
+        except Exception as error:
+            raise NamedError(
+                "data-unreadable", f"'{case.name}' cannot be read: {type(error).__name__}: {error}."
+            ) from error
+        if image.ndim < 3 or image.shape[0] != self.in_channels:
+            raise NamedError(
+                "image-channels",
+                f"'{case.name}' is an image of shape {list(image.shape)}; data.in_channels is {self.in_channels}.",
+            )
+        if not torch.isfinite(image).all():
+            raise NamedError("data-not-finite", f"'{case.name}' has values that are NaN or infinite.")
+        if mask is None:
+            return image, None
+        if mask.shape != image.shape[1:]:
+            raise NamedError(
+                "data-size-mismatch",
+                f"The image of '{case.name}' has the size {list(image.shape[1:])}, its mask {list(mask.shape)}.",
+            )
+        if int(mask.masked_fill(mask == IGNORE_INDEX, 0).max()) >= len(self.classes):
+            found = torch.unique(mask).tolist()
+            raise NamedError(
+                "mask-values",
+                f"The mask of '{case.name}' has the values {found}; data.classes names {len(self.classes)} classes, "
+                f"0 to {len(self.classes) - 1}.",
+            )
+        return image, mask
+
+
+def collate(samples: list[Sample] | NamedError) -> Sample | NamedError:
+    """Stack the samples of a training batch.
+
+    Returns:
+        ``image`` float32 [N, C, *S], ``mask`` uint8 [N, *S] and ``case``, a list of N; or the failure of a sample.
+    """
+    if isinstance(samples, NamedError):
+        return samples
+    first = samples[0]["image"].shape
+    for sample in samples:
+        if sample["image"].shape != first:
+            return NamedError(
+                "sizes-differ",
+                f"'{samples[0]['case'].name}' has the shape {list(first)} and "
+                f"'{sample['case'].name}' {list(sample['image'].shape)}, in one training batch.",
+            )
+    return {name: [s[name] for s in samples] if name == "case" else _stack(samples, name) for name in samples[0]}
+
+
+def collate_by_shape(samples: list[Sample] | NamedError) -> list[Sample] | NamedError:
+    """Group the samples of an evaluation batch by shape and stack each group.
+
+    Returns:
+        One batch as of :func:`collate` for each shape, in the order of their first samples; or a sample's failure.
+    """
+    if isinstance(samples, NamedError):
+        return samples
+    groups: dict[tuple[Any, ...], list[Sample]] = {}
+    for sample in samples:
+        shapes = (sample["image"].shape, sample["mask"].shape if "mask" in sample else None)
+        groups.setdefault(shapes, []).append(sample)
+    return [
+        {name: [s[name] for s in group] if name == "case" else _stack(group, name) for name in group[0]}
+        for group in groups.values()
+    ]
+
+
+def _stack(samples: list[Sample], name: str) -> Tensor:
+    return torch.stack([sample[name] for sample in samples])

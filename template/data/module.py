@@ -1,0 +1,300 @@
+"""The LightningDataModule that every data set shares: loaders, shares of the processes, batch arithmetic."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from lightning import LightningDataModule
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ..distributed.faults import NamedError
+from ..labels import MAX_CLASSES, check_regions, default_regions
+from .dataset import Case, CaseDataset, collate, collate_by_shape
+from .sampler import EvaluationBatchSampler, GlobalBatchSampler
+
+Split = Literal["train", "val", "test"]
+_STAGES: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
+
+
+class BatchPlan(NamedTuple):
+    """How a global batch is shared out.
+
+    Attributes:
+        batch_size: Samples of one optimizer step.
+        world_size: Processes.
+        micro_batch: Samples of one process in one forward pass.
+        accumulation: Forward passes in one optimizer step.
+        steps: Optimizer steps in an epoch.
+        dropped: Samples of the smaller last global batch, which each epoch leaves out.
+    """
+
+    batch_size: int
+    world_size: int
+    micro_batch: int
+    accumulation: int
+    steps: int
+    dropped: int
+
+    def __str__(self) -> str:
+        processes = f"{self.world_size} process{'es' if self.world_size > 1 else ''}"
+        return (
+            f"global batch {self.batch_size} = {processes} × {self.micro_batch} × {self.accumulation} accumulation; "
+            f"{self.steps} steps an epoch"
+        )
+
+
+def plan_batches(num_samples: int, batch_size: int, world_size: int, accumulation: int) -> BatchPlan:
+    """Share a global batch out to processes and accumulation steps.
+
+    Raises:
+        NamedError: ``batch-size`` where it does not divide, ``too-few-samples`` where no whole batch is left.
+    """
+    unit = world_size * accumulation
+    if batch_size < 1 or batch_size % unit:
+        below, above = batch_size // unit * unit, (batch_size // unit + 1) * unit
+        numbers = f"{below} or {above}" if below > 0 else f"{above}"
+        raise NamedError(
+            "batch-size",
+            f"data.batch_size {batch_size} cannot be shared out to {world_size} processes × {accumulation} "
+            "accumulation steps.",
+            fix=f"Set data.batch_size to {numbers}, or change trainer.devices or trainer.accumulate_grad_batches.",
+        )
+    steps, dropped = divmod(num_samples, batch_size)
+    if steps == 0:
+        raise NamedError(
+            "too-few-samples", f"There are {num_samples} training samples for a global batch of {batch_size}."
+        )
+    return BatchPlan(batch_size, world_size, batch_size // unit, accumulation, steps, dropped)
+
+
+class SegmentationData(LightningDataModule):
+    """Base of all data sets: a subclass says which cases there are and how one is read.
+
+    Args:
+        classes: Class names; the position is the label in the masks.
+        in_channels: Channels of the images.
+        regions: What is scored: name to the labels it joins. Default: every class but ``background``.
+        batch_size: Samples of one optimizer step over all processes and accumulation steps.
+        num_workers: Loader processes for each training process; ``auto`` fits them to cores and processes.
+        preprocess: Deterministic transforms, for the image in every stage and for the mask in training.
+        augment: Random transforms of training, seeded by (seed, epoch, sample).
+        predict: File or folder that ``predict`` reads; default: the test split.
+        seed: Seed of batches and augmentation; default: the run's ``seed_everything``.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: list[str],
+        in_channels: int = 1,
+        regions: Mapping[str, Sequence[int]] | None = None,
+        batch_size: int = 8,
+        num_workers: int | Literal["auto"] = "auto",
+        preprocess: list[nn.Module] | None = None,
+        augment: list[nn.Module] | None = None,
+        predict: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not 2 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
+            raise NamedError(
+                "config",
+                f"data.classes names {len(classes)} classes {classes if len(classes) < 20 else ''}.",
+                cause=f"A mask needs 2 to {MAX_CLASSES} classes of different names, the background counted.",
+                fix="Name the background too: data.classes: [background, liver].",
+            )
+        self.classes = list(classes)
+        self.in_channels = in_channels
+        self.regions = {name: tuple(labels) for name, labels in (regions or default_regions(classes)).items()}
+        try:
+            check_regions(self.regions, len(classes))
+        except ValueError as error:
+            raise NamedError("config", f"data.regions does not fit data.classes: {error}.") from error
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.preprocess = preprocess or []
+        self.augment = augment or []
+        self.predict_path = Path(predict) if predict else None
+        self.seed = seed
+        self._cases: dict[str, list[Case]] = {}
+
+    # What a data set says ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def cases(self, split: Split) -> list[Case]:
+        """Cases of a split, the same list in the same order on every process."""
+
+    @abstractmethod
+    def read(self, case: Case) -> tuple[Tensor, Tensor | None]:
+        """Read a case.
+
+        Returns:
+            The image, float32 [C, *S] in raw units, and its mask, uint8 [*S] of labels, or None where it has none.
+        """
+
+    def predict_cases(self, path: Path) -> list[Case]:
+        """Cases of new images for ``predict``.
+
+        Raises:
+            NamedError: This data set reads no files.
+        """
+        raise NamedError(
+            "config",
+            f"data.predict is '{path}', but {type(self).__name__} reads no files.",
+            cause="Its images come from the program or from one fixed source.",
+            fix="Leave data.predict out to predict the test split, or use a data set of files such as Folder.",
+        )
+
+    def write(self, case: Case, mask: Tensor, folder: Path) -> Path:
+        """Write the predicted mask of a case as PNG of its labels.
+
+        Args:
+            case: The case.
+            mask: Labels, uint8 [H, W], in the size of the case's image.
+            folder: Existing folder.
+
+        Returns:
+            The file written.
+        """
+        file = folder / f"{case.name}.png"
+        Image.fromarray(mask.cpu().numpy()).save(file)
+        return file
+
+    def display(self, image: Tensor) -> Tensor:
+        """Picture of an image for a person.
+
+        Args:
+            image: [C, H, W], any unit; the first 3 channels are red, green, blue, else the first is grey.
+
+        Returns:
+            uint8 [3, H, W], stretched between the 1st and 99th percentile.
+        """
+        image = image.detach().cpu().float()
+        low, high = torch.quantile(image.flatten()[:: max(1, image.numel() // 100_000)], torch.tensor([0.01, 0.99]))
+        scaled = ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1).mul(255).to(torch.uint8)
+        return scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
+
+    # What they share -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, the background counted."""
+        return len(self.classes)
+
+    def num_samples(self, split: Split) -> int:
+        """Number of cases of a split."""
+        return len(self._listed(split))
+
+    def plan(self) -> BatchPlan:
+        """How the global batch is shared out in this run."""
+        trainer = self._trainer()
+        return plan_batches(
+            self.num_samples("train"), self.batch_size, trainer.world_size, trainer.accumulate_grad_batches
+        )
+
+    def setup(self, stage: str) -> None:
+        """List the cases of a stage on every process."""
+        for split in _STAGES.get(stage, ()):
+            self._listed(split)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Loader of this process's share of the global batches."""
+        trainer, plan = self._trainer(), self.plan()
+        sampler = GlobalBatchSampler(
+            self.num_samples("train"),
+            plan.batch_size,
+            plan.accumulation,
+            trainer.global_rank,
+            plan.world_size,
+            self._seed(),
+        )
+        return self._loader(self._dataset(self._listed("train"), self.augment), sampler, collate)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Loader of this process's share of the validation cases."""
+        return self._evaluation_loader(self._listed("val"))
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Loader of this process's share of the test cases."""
+        return self._evaluation_loader(self._listed("test"))
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Loader of this process's share of ``data.predict``, or of the test cases."""
+        path = self.predict_path
+        return self._evaluation_loader(self.predict_cases(path) if path else self._listed("test"))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Raise, in the training process, what failed in a loader worker."""
+        if isinstance(batch, NamedError):
+            raise batch
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the trainer behind when a loader worker gets a copy."""
+        return {**self.__dict__, "trainer": None}
+
+    def _listed(self, split: Split) -> list[Case]:
+        if split not in self._cases:
+            self._cases[split] = self.cases(split)
+        return self._cases[split]
+
+    def _dataset(self, cases: Sequence[Case], augment: list[nn.Module] | None) -> CaseDataset:
+        return CaseDataset(
+            cases,
+            self.read,
+            classes=self.classes,
+            in_channels=self.in_channels,
+            preprocess=self.preprocess,
+            augment=augment,
+            seed=self._seed(),
+        )
+
+    def _evaluation_loader(self, cases: Sequence[Case]) -> DataLoader[Any]:
+        trainer = self._trainer()
+        batch_size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
+        sampler = EvaluationBatchSampler(len(cases), batch_size, trainer.global_rank, trainer.world_size)
+        return self._loader(self._dataset(cases, None), sampler, collate_by_shape)
+
+    def _loader(
+        self,
+        dataset: CaseDataset,
+        batch_sampler: GlobalBatchSampler | EvaluationBatchSampler,
+        collate_fn: Callable[[Any], Any],
+    ) -> DataLoader[Any]:
+        workers = self._workers()
+        return DataLoader(
+            dataset,
+            batch_sampler=batch_sampler,  # type: ignore[arg-type]  # its items are keys, not integers
+            num_workers=workers,
+            collate_fn=collate_fn,
+            pin_memory=self._trainer().strategy.root_device.type == "cuda",
+            persistent_workers=workers > 0,
+            # A loader seeds its workers from this; without it, from torch's global generator, which the
+            # network's dropout uses as well.
+            generator=torch.Generator().manual_seed(self._seed()),
+        )
+
+    def _workers(self) -> int:
+        if self.num_workers != "auto":
+            return self.num_workers
+        trainer = self._trainer()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        share = cores // max(1, trainer.num_devices)
+        # A network that trains on the CPU needs the cores itself; a GPU is fed by up to 8 workers.
+        return max(0, min(4, share // 4)) if trainer.strategy.root_device.type == "cpu" else max(1, min(8, share - 1))
+
+    def _seed(self) -> int:
+        # seed_everything leaves the run's seed here (lightning.fabric.utilities.seed).
+        return int(os.environ.get("PL_GLOBAL_SEED", "0")) if self.seed is None else self.seed
+
+    def _trainer(self) -> Any:
+        if self.trainer is None:
+            raise NamedError("no-run", f"{type(self).__name__} makes loaders for a Trainer, and has none yet.")
+        return self.trainer

@@ -1,0 +1,1 @@
+"""Processes: launching, the DDP strategy, collectives and the catalogue of failures."""

@@ -1,0 +1,157 @@
+"""The catalogue of named failures. Imports no torch.
+
+Every failure that ends a run has one stable identifier here; the strategy, the data sets, the command line and
+the documentation all take its cause and its fix from this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One known failure.
+
+    Attributes:
+        identifier: Stable name, printed with every message.
+        cause: Why it happens, one sentence.
+        fix: What to do, one sentence.
+        exit_code: 1 for a failure of the run, 2 for wrong usage or configuration.
+    """
+
+    identifier: str
+    cause: str
+    fix: str
+    exit_code: int = 1
+
+
+_FAULTS = (
+    Fault(
+        "config",
+        "A key, a value or a class of the configuration is not what the program accepts.",
+        "Correct it; --help and --print_config show what is accepted.",
+        exit_code=2,
+    ),
+    Fault(
+        "data-missing",
+        "A file or folder that the configuration names does not exist or is empty.",
+        "Correct the path, or put the data there.",
+    ),
+    Fault(
+        "data-unpaired",
+        "Images and masks are matched by file stem, and one has no partner.",
+        "Add the missing file, remove the lonely one, or set data.mask_suffix.",
+    ),
+    Fault(
+        "data-unreadable",
+        "The file is damaged, cut off, or of another format than its name says.",
+        "Replace the file, or remove it together with its partner.",
+    ),
+    Fault(
+        "data-size-mismatch",
+        "An image and its mask must have the same size in pixels.",
+        "Export the mask again at its image's size.",
+    ),
+    Fault(
+        "image-channels",
+        "All images of a run need the same number of channels.",
+        "Set data.in_channels to what the images have, or convert them.",
+    ),
+    Fault(
+        "data-not-finite",
+        "A damaged export or a division by zero leaves such values; one of them turns all weights into NaN.",
+        "Export the image again, or remove it together with its mask.",
+    ),
+    Fault(
+        "sizes-differ",
+        "A batch is one tensor, so its images must have one size.",
+        "Bring all images to one size in data.preprocess, for example with torchvision.transforms.v2.Resize.",
+    ),
+    Fault(
+        "mask-values",
+        "The mask has values that no class has.",
+        "Name every class in data.classes, map values with data.mask_values, or set data.ignore_index.",
+    ),
+    Fault(
+        "network-output",
+        "The network's output does not fit the data.",
+        "Set the network's own arguments for its channels and classes to fit data.classes and the images.",
+    ),
+    Fault(
+        "batch-size",
+        "data.batch_size is the global batch; it is shared out to the processes and accumulation steps.",
+        "Use a multiple of trainer.devices x trainer.num_nodes x trainer.accumulate_grad_batches.",
+        exit_code=2,
+    ),
+    Fault(
+        "too-few-samples",
+        "A smaller last global batch is dropped in training, and there is no whole one.",
+        "Lower data.batch_size, or add cases.",
+    ),
+    Fault(
+        "no-checkpoint",
+        "No run of this experiment holds a whole checkpoint, or the file does not exist.",
+        "Train first, or give --ckpt_path a file.",
+    ),
+    Fault(
+        "checkpoint-unreadable",
+        "The checkpoint is damaged, or would run code on loading.",
+        "Use another checkpoint of the same run, such as best or an earlier epoch.",
+    ),
+    Fault(
+        "checkpoint-mismatch",
+        "The checkpoint belongs to another network.",
+        "Use the configuration that the checkpoint was trained with: config.yaml in its run's folder.",
+    ),
+    Fault(
+        "folder-not-writable",
+        "The program may not write there, or the disk is full.",
+        "Choose another folder with --runs, or make room.",
+    ),
+    Fault(
+        "world-size",
+        "The number of processes that the launcher started is not what the configuration asks for.",
+        "Let trainer.devices x trainer.num_nodes equal the launcher's number of processes.",
+        exit_code=2,
+    ),
+    Fault(
+        "download",
+        "The network is not reachable, or what it sent is not the expected file.",
+        "Put the file there by hand.",
+    ),
+    Fault(
+        "no-run",
+        "The step needs a run that this command does not have.",
+        "Run fit first.",
+    ),
+)
+
+FAULTS: dict[str, Fault] = {fault.identifier: fault for fault in _FAULTS}
+
+
+class NamedError(Exception):
+    """A failure that ends in one message: what, its cause, the fix, and a stable identifier.
+
+    Args:
+        identifier: Key of :data:`FAULTS`.
+        what: One sentence that says what is wrong, with the name of the file, key, parameter, module or rank.
+        cause: Replaces the catalogue's cause where more is known.
+        fix: Replaces the catalogue's fix where more is known.
+
+    Raises:
+        KeyError: The identifier is not in the catalogue.
+    """
+
+    def __init__(self, identifier: str, what: str, cause: str | None = None, fix: str | None = None) -> None:
+        fault = FAULTS[identifier]
+        self.identifier = identifier
+        self.what = what
+        self.cause = fault.cause if cause is None else cause
+        self.fix = fault.fix if fix is None else fix
+        self.exit_code = fault.exit_code
+        # All four, so that the error survives pickling on its way out of a data-loader worker.
+        super().__init__(identifier, what, self.cause, self.fix)
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.cause, self.fix, f"[{self.identifier}]") if part)

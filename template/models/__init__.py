@@ -1,0 +1,1 @@
+"""Networks, losses, metrics and the LightningModule that trains them."""
