@@ -91,7 +91,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         try:
             for rank in range(world_size):
                 ours, theirs = context.Pipe(duplex=False)
-                place = (rank, world_size, folder, os.getcwd(), dict(os.environ))
+                place = (rank, world_size, folder, str(Path.cwd()), dict(os.environ))
                 process = context.Process(target=_rank_main, args=(place, payload, theirs), name=f"rank {rank}")
                 process.start()
                 theirs.close()
@@ -226,7 +226,9 @@ def _rank_main(place: _Place, payload: bytes, pipe: connection.Connection) -> No
     os.setpgid(0, 0)
     os.environ.clear()
     os.environ.update(environment)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
+    )
     if sys.platform == "linux":  # gloo else looks the host's name up, which containers may not know
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.chdir(directory)
