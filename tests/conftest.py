@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parent.parent
-#: Set by pytest itself and by Lightning's ``seed_everything``; restored, but no fault of the test.
-_FREE_TO_CHANGE = {"PYTEST_CURRENT_TEST", "PL_GLOBAL_SEED", "PL_SEED_WORKERS"}
+#: Set by pytest, by Lightning's ``seed_everything`` and by torch's compiler; restored, but no fault of the test.
+_FREE_TO_CHANGE = {"PYTEST_CURRENT_TEST", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "TORCHINDUCTOR_CACHE_DIR"}
 #: Where Lightning, and this project, write when they are not told where.
 _DEFAULT_OUTPUTS = ("runs", "lightning_logs", "checkpoints")
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM"))
