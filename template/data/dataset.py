@@ -98,7 +98,8 @@ class CaseDataset(Dataset[Sample]):
             key: A case's index, in training with the epoch before it.
 
         Returns:
-            ``image`` float32 [C, *S], ``mask`` uint8 [*S] (absent where the case has none) and ``case``.
+            ``image`` float32 [C, *S], ``mask`` uint8 [*S] (absent where the case has none), ``case``, and ``size``,
+            the *S of the image as it was read.
 
         Raises:
             NamedError: The case cannot be read, or does not fit the classes and channels; the message names it.
@@ -119,7 +120,7 @@ class CaseDataset(Dataset[Sample]):
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
             sample["mask"] = mask
         sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
-        return {**sample, "case": case}
+        return {**sample, "case": case, "size": tuple(image.shape[1:])}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Sample] | NamedError:
         """Make the samples of a batch; a named failure is returned, since raising it in a worker loses its parts."""
@@ -165,7 +166,7 @@ def collate(samples: list[Sample] | NamedError) -> Sample | NamedError:
     """Stack the samples of a training batch.
 
     Returns:
-        ``image`` float32 [N, C, *S], ``mask`` uint8 [N, *S] and ``case``, a list of N; or the failure of a sample.
+        ``image`` float32 [N, C, *S], ``mask`` uint8 [N, *S], lists ``case`` and ``size`` of N; or a sample's failure.
     """
     if isinstance(samples, NamedError):
         return samples
@@ -177,7 +178,7 @@ def collate(samples: list[Sample] | NamedError) -> Sample | NamedError:
                 f"'{samples[0]['case'].name}' has the shape {list(first)} and "
                 f"'{sample['case'].name}' {list(sample['image'].shape)}, in one training batch.",
             )
-    return {name: [s[name] for s in samples] if name == "case" else _stack(samples, name) for name in samples[0]}
+    return _stack(samples)
 
 
 def collate_by_shape(samples: list[Sample] | NamedError) -> list[Sample] | NamedError:
@@ -190,13 +191,10 @@ def collate_by_shape(samples: list[Sample] | NamedError) -> list[Sample] | Named
         return samples
     groups: dict[tuple[Any, ...], list[Sample]] = {}
     for sample in samples:
-        shapes = (sample["image"].shape, sample["mask"].shape if "mask" in sample else None)
-        groups.setdefault(shapes, []).append(sample)
-    return [
-        {name: [s[name] for s in group] if name == "case" else _stack(group, name) for name in group[0]}
-        for group in groups.values()
-    ]
+        groups.setdefault((sample["image"].shape, sample["size"], "mask" in sample), []).append(sample)
+    return [_stack(group) for group in groups.values()]
 
 
-def _stack(samples: list[Sample], name: str) -> Tensor:
-    return torch.stack([sample[name] for sample in samples])
+def _stack(samples: list[Sample]) -> Sample:
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+    return {name: torch.stack(column) if name in ("image", "mask") else column for name, column in columns.items()}

@@ -68,7 +68,8 @@ class GlobalBatchSampler(Sampler[list[tuple[int, int]]]):
 class EvaluationBatchSampler(Sampler[list[int]]):
     """Deals every sample to exactly one process: nothing padded, nothing dropped.
 
-    Shares may differ in length by one, or be empty.
+    Shares may differ in length by one. A process without a sample gets one empty batch, so that it still takes part
+    in what follows the loop.
 
     Args:
         num_samples: Number of samples.
@@ -83,8 +84,8 @@ class EvaluationBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of this process."""
-        return -(-len(self.indices) // self.batch_size)
+        return max(1, -(-len(self.indices) // self.batch_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, len(self.indices), self.batch_size):
+        for start in range(0, max(1, len(self.indices)), self.batch_size):
             yield list(self.indices[start : start + self.batch_size])

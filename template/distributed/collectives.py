@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _group: dist.ProcessGroup | None = None
+_local = False
 
 
 def world_size() -> int:
@@ -29,6 +32,17 @@ def use_group(group: dist.ProcessGroup | None) -> None:
 def group() -> dist.ProcessGroup | None:
     """The group set by :func:`use_group`; ``None`` is the default group."""
     return _group
+
+
+@contextmanager
+def local_sums() -> Iterator[None]:
+    """Within it :func:`global_sum` leaves the process alone, as evaluation needs, where shares differ in length."""
+    global _local
+    before, _local = _local, True
+    try:
+        yield
+    finally:
+        _local = before
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -57,9 +71,9 @@ def global_sum(share: Tensor) -> Tensor:
         share: This process's share, any shape and floating dtype; same shape on every process.
 
     Returns:
-        The sum, same shape and dtype; ``share`` itself with one process.
+        The sum, same shape and dtype; ``share`` itself with one process and within :func:`local_sums`.
     """
-    if world_size() == 1:
+    if _local or world_size() == 1:
         return share
     summed: Tensor = _GlobalSum.apply(share)
     return summed

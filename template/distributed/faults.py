@@ -100,6 +100,11 @@ _FAULTS = (
         "Use another checkpoint of the same run, such as best or an earlier epoch.",
     ),
     Fault(
+        "checkpoint-not-plain",
+        "Only numbers, text, tensors and lists or dicts of them load again without running code.",
+        "Store plain types: str(path), float(value), module.state_dict().",
+    ),
+    Fault(
         "checkpoint-mismatch",
         "The checkpoint belongs to another network.",
         "Use the configuration that the checkpoint was trained with: config.yaml in its run's folder.",

@@ -1,0 +1,100 @@
+"""The program: ``python -m <package> VERB …``. Imports nothing heavy until a verb needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:
+    # Started as a file, as an IDE's run button does: start again as the package that the file lies in.
+    import runpy
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    runpy.run_module(Path(__file__).resolve().parent.name, run_name="__main__", alter_sys=True)
+    raise SystemExit
+
+from .distributed.faults import NamedError
+from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
+from .distributed.world import World, read_world
+
+_PACKAGE = __package__.partition(".")[0]
+_VERBS = {
+    "fit": "train a network",
+    "validate": "score a checkpoint on the validation cases",
+    "test": "score a checkpoint on the test cases",
+    "predict": "write masks and overlay pictures of new images (--data.predict PATH --out DIR)",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb.
+
+    Args:
+        arguments: Command-line arguments; default: those of the process.
+
+    Returns:
+        Exit code: 0 success, 1 a named failure, 2 wrong usage or configuration.
+    """
+    given = strip_launcher_arguments(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if given else 2
+    if given[0] == "--version":
+        print(_version())
+        return 0
+    if given[0] not in _VERBS:
+        print(f"'{given[0]}' is no verb; there are {', '.join(_VERBS)}. See --help.", file=sys.stderr)
+        return 2
+    world = None
+    try:
+        world = read_world()
+        return _run(world, given)
+    except NamedError as error:
+        message = f"error: {error}"
+        print(f"\n{message}", file=sys.stderr, flush=True)
+        if world is not None:
+            leave_message(world, message)
+        return error.exit_code
+
+
+def _run(world: World, arguments: Sequence[str]) -> int:
+    """Run a verb here, or, started by hand with several devices, in a process for each of them."""
+    command = ["-m", _PACKAGE, *arguments]
+    only_asks = {"-h", "--help", "--print_config"} & {argument.partition("=")[0] for argument in arguments}
+    if world.launcher is None and not only_asks:
+        # Before lightning is imported, which takes seconds that the processes to come will spend again.
+        processes = processes_asked(peek_trainer(arguments))
+        if processes > 1:
+            return launch(processes, command)
+    from .cli import LaunchNeeded, SegmentationCLI
+
+    try:
+        SegmentationCLI(arguments)
+    except LaunchNeeded as request:
+        return launch(request.processes, command)
+    return 0
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<10} {what}" for verb, what in _VERBS.items())
+    return (
+        f"usage: python -m {_PACKAGE} VERB [--config FILE] [--KEY VALUE …]\n\n"
+        f"Image segmentation: the same result with any number of processes.\n\n{verbs}\n\n"
+        f"  python -m {_PACKAGE} fit --config configs/phantom.yaml\n"
+        f"  python -m {_PACKAGE} fit --config configs/liver.yaml --config configs/ddp.yaml --trainer.devices 2\n\n"
+        "VERB --help lists all keys of a verb; --print_config prints them with their values; --version."
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"{_PACKAGE} {version(_PACKAGE)}"
+    except PackageNotFoundError:
+        return f"{_PACKAGE} (not installed)"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

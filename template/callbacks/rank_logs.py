@@ -1,0 +1,138 @@
+"""Each rank's own folder: what it printed, how long its steps took, why it failed."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+
+LOG_FILE = "output.log"
+ERROR_FILE = "error.txt"
+
+
+class _Copy(io.TextIOBase):
+    """Text stream that passes everything on and writes whole lines to a log; redrawn lines once, in their last form."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self._stream = stream
+        self._log = log
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._log.write(line.rstrip("\r").rpartition("\r")[2] + "\n")
+        if lines:
+            self._log.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+
+def keep_output(folder: Path, rank: int) -> None:
+    """Write what this rank prints to its own log: rank 0 beside the terminal, all others instead of it.
+
+    Args:
+        folder: The rank's folder; made here, by this rank alone.
+        rank: Rank of this process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = (folder / LOG_FILE).open("a", encoding="utf-8", buffering=1)
+    if rank == 0:
+        sys.stdout = _Copy(sys.stdout, log)
+        sys.stderr = _Copy(sys.stderr, log)
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log.fileno(), stream.fileno())
+
+
+def write_error(folder: Path, error: BaseException) -> None:
+    """Write an exception with its traceback to ``error.txt``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(traceback.format_exception(error))
+    (folder / ERROR_FILE).write_text(f"{error}\n\n{text}", encoding="utf-8")
+
+
+class RankLogs(Callback):
+    """TensorBoard events of each rank: step time and wait for data (ms), gradient norm, memory (MiB).
+
+    Args:
+        folder: The rank's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer: SummaryWriter | None = None
+        self._ended = self._started = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the rank's event file."""
+        self._writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self._ended = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Take the time at which the batch was there."""
+        self._started = time.perf_counter()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Log the gradient norm, after DDP's average: it is the same on every rank, or something is wrong."""
+        if self._writer is not None and self._due(trainer):
+            grads = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]))
+            self._writer.add_scalar("rank/gradient_norm", norm.item(), trainer.global_step)  # type: ignore[no-untyped-call]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log times and memory every ``trainer.log_every_n_steps``."""
+        now = time.perf_counter()
+        if self._writer is not None and self._due(trainer):
+            values = {
+                "rank/step_ms": (now - self._started) * 1e3,
+                "rank/data_wait_ms": (self._started - self._ended) * 1e3,
+                "rank/memory_mib": _memory_mib(),
+            }
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, trainer.global_step)  # type: ignore[no-untyped-call]
+        self._ended = now
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the rank's event file."""
+        if self._writer is not None:
+            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer = None
+
+    @staticmethod
+    def _due(trainer: Trainer) -> bool:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by Lightning's logger connector
+        return every > 0 and trainer.global_step % every == 0
+
+
+def _memory_mib() -> float:
+    """Highest memory so far: of the GPU where there is one, else of the process (Linux counts it in KiB)."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,0 +1,147 @@
+"""Started by hand with several devices: hand the same command to torchrun's elastic launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .world import World
+
+#: Where a rank leaves the message of its failure for the launcher, which shows the first one last.
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def processes_asked(trainer: dict[str, Any]) -> int:
+    """Processes on this machine that the ``trainer`` section of a configuration asks for.
+
+    Args:
+        trainer: ``devices``, ``accelerator`` and whatever else; missing keys mean Lightning's defaults.
+
+    Returns:
+        At least 1. ``auto`` and -1 count the GPUs, or one process on the CPU.
+    """
+    devices, accelerator = trainer.get("devices", "auto"), trainer.get("accelerator", "auto")
+    if isinstance(devices, str) and devices.strip().lstrip("-").isdigit():
+        devices = int(devices)
+    if isinstance(devices, (list, tuple)):
+        return max(1, len(devices))
+    if isinstance(devices, str) and "," in devices:
+        return max(1, len([part for part in devices.split(",") if part.strip()]))
+    if isinstance(devices, int) and devices >= 0:
+        return max(1, devices)
+    if accelerator == "cpu":
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def peek_trainer(arguments: Sequence[str]) -> dict[str, Any]:
+    """Read the ``trainer`` section of a command line and its configuration files, without the full parser.
+
+    It saves the launching process several seconds of imports. What it misses, the full parser still finds; what is
+    wrong in a file, the full parser reports.
+
+    Args:
+        arguments: The verb and its options.
+    """
+    section: dict[str, Any] = {}
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("-") else [word])]
+    for name, value in zip(words, words[1:], strict=False):
+        if name in ("-c", "--config"):
+            with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
+                section |= yaml.safe_load(Path(value).read_text(encoding="utf-8")).get("trainer") or {}
+        elif name.startswith("--trainer."):
+            with contextlib.suppress(yaml.YAMLError):
+                section[name.removeprefix("--trainer.")] = yaml.safe_load(value)
+    return section
+
+
+def strip_launcher_arguments(arguments: Sequence[str]) -> list[str]:
+    """Drop ``--local_rank``, ``--local-rank``: torch.distributed.launch adds them, the environment says the same."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if skip:
+            skip = False
+        elif name in ("--local-rank", "--local_rank"):
+            skip = not value
+        else:
+            kept.append(argument)
+    return kept
+
+
+def launch(processes: int, command: Sequence[str]) -> int:
+    """Run a command in several processes on this machine.
+
+    Rank 0 has the terminal; what the other ranks print goes to their own files, and is shown only if one of them is
+    the first to fail.
+
+    Args:
+        processes: Number of processes.
+        command: Arguments of the Python interpreter.
+
+    Returns:
+        Exit code: 0, or that of the first process that failed.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # torchrun sets OMP_NUM_THREADS=1 where it is unset; ranks of one machine share its cores out instead.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    with tempfile.TemporaryDirectory(prefix="ranks_") as folder:
+        logs = DefaultLogsSpecs(log_dir=folder, redirects={rank: Std.ALL for rank in range(1, processes)})
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            # Port 0: the operating system picks a free one.
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            logs_specs=logs,
+            shutdown_timeout=15,
+        )
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except ChildFailedError as error:
+            _, first = error.get_first_failure()
+            _show(first, folder)
+            return first.exitcode if first.exitcode > 0 else 1
+    return 0
+
+
+def leave_message(world: World, text: str) -> None:
+    """Leave the message of this rank's failure for the launcher."""
+    file = os.environ.get(ERROR_FILE)
+    if file and world.launcher == "torchrun":
+        Path(file).with_suffix(".txt").write_text(text, encoding="utf-8")
+
+
+def _show(failure: Any, folder: str) -> None:
+    """Print what the first failed rank said, unless it is rank 0, which has printed it already."""
+    if failure.local_rank == 0 and failure.exitcode > 0:
+        return
+    rank_folders = sorted(Path(folder).glob(f"*/attempt_*/{failure.local_rank}"))
+    message = rank_folders[-1] / "error.txt" if rank_folders else None
+    if message is not None and message.exists():
+        text = message.read_text(encoding="utf-8")
+    elif failure.exitcode < 0:
+        text = f"Rank {failure.local_rank} was ended by signal {-failure.exitcode} ({failure.signal_name()})."
+    else:
+        log = rank_folders[-1] / "stderr.log" if rank_folders else None
+        tail = log.read_text(encoding="utf-8", errors="replace")[-4000:] if log and log.exists() else ""
+        text = f"Rank {failure.local_rank} ended with exit code {failure.exitcode}.\n{tail}"
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,256 @@
+"""The LightningModule: a network, a loss over the global batch, exact scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from ..distributed.collectives import local_sums
+from ..distributed.faults import NamedError
+from ..labels import default_regions
+from .losses import CrossEntropyDice
+from .metrics import SegmentationScores
+
+Batch = dict[str, Any]
+
+
+class Predictions(TypedDict):
+    """What an evaluation step returns: for each group of the batch, labels uint8 [N, *S] in the masks' size."""
+
+    prediction: list[Tensor]
+
+
+class Segmenter(LightningModule):
+    """Trains any network that turns images [N, C, *S] into logits [N, K, *S].
+
+    A network may return one tensor, a mapping whose main output is called ``out`` (torchvision's convention), or a
+    sequence whose first item is the main one; further outputs are trained with a falling weight.
+
+    Args:
+        net: The network. One with a method ``build(in_channels, num_classes)``, such as ``UNet``, is told both.
+        num_classes: K; linked to ``data``.
+        in_channels: C; linked to ``data``.
+        loss: Called with logits [N, K, *S] and labels [N, *S]. Default: :class:`CrossEntropyDice`.
+        optimizer: Builds the optimizer from the trainable parameters.
+        lr_scheduler: Builds the schedule from the optimizer.
+        lr_interval: Whether the schedule advances every ``epoch`` or every optimizer ``step``.
+        monitor: Metric that ``ReduceLROnPlateau`` watches.
+        aux_weight: The i-th further output counts ``aux_weight ** i`` in the loss. 0.5 is what torchvision's
+            reference training and nnU-Net's deep supervision use.
+        pad_to: Pad images to a multiple of this many pixels, for networks that ask for it (``UNet`` pads itself).
+        channels_last: Keep 2D images and weights in channels-last order, which convolutions on CPUs and on tensor
+            cores prefer.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        num_classes: int,
+        in_channels: int = 1,
+        loss: nn.Module | None = None,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        lr_interval: Literal["epoch", "step"] = "epoch",
+        monitor: str = "val/dice",
+        aux_weight: float = 0.5,
+        pad_to: int = 1,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        build = getattr(net, "build", None)
+        if callable(build):
+            try:
+                build(in_channels, num_classes)
+            except ValueError as error:
+                raise NamedError("network-output", f"{type(net).__name__} does not fit the data: {error}.") from error
+        self.net = net
+        self.num_classes = num_classes
+        self.in_channels = in_channels
+        self.loss = CrossEntropyDice() if loss is None else loss
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.lr_interval = lr_interval
+        self.monitor = monitor
+        self.aux_weight = aux_weight
+        self.pad_to = pad_to
+        self.channels_last = channels_last
+        self._output_checked = False
+        self._score_by(default_regions(["background", *(f"class_{k}" for k in range(1, num_classes))]))
+
+    def setup(self, stage: str) -> None:
+        """Take the names of the scored regions from the data, and lay out the weights."""
+        regions = getattr(getattr(self.trainer, "datamodule", None), "regions", None)
+        if regions is not None:
+            self._score_by(regions)
+        if self.channels_last:
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
+
+    def configure_optimizers(self) -> Any:
+        """Build optimizer and schedule once the parameters are where they will be trained."""
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": self.lr_interval, "monitor": self.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        """Run the network.
+
+        Args:
+            image: Float [N, C, *S].
+
+        Returns:
+            Logits [N, K, *S] of the main output, then those of further outputs, which may be smaller.
+
+        Raises:
+            NamedError: The network does not accept the images, or its output does not fit the classes.
+        """
+        size = image.shape[2:]
+        padding = [side for length in reversed(size) for side in (0, -length % self.pad_to)]
+        if any(padding):
+            image = F.pad(image, padding, mode="replicate")
+        if self.channels_last and image.ndim == 4:
+            image = image.contiguous(memory_format=torch.channels_last)
+        if self._output_checked:
+            outputs = _outputs(self.net(image))
+        else:
+            outputs = self._checked_outputs(image)
+        if any(padding):
+            ratios = [out.shape[2] / image.shape[2] for out in outputs]
+            outputs = [_crop(out, [round(n * ratio) for n in size]) for out, ratio in zip(outputs, ratios, strict=True)]
+        return outputs
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Loss of a micro-batch, the same on every process.
+
+        Args:
+            batch: ``image`` [N, C, *S] and ``mask`` [N, *S].
+            batch_idx: Number of the micro-batch in its epoch.
+
+        Returns:
+            The loss over the global micro-batch, scalar.
+        """
+        outputs, mask = self(batch["image"]), batch["mask"].long()
+        weights = [self.aux_weight**i for i in range(len(outputs))]
+        losses = [w * self.loss(*_same_size(out, mask)) for w, out in zip(weights, outputs, strict=True)]
+        loss: Tensor = torch.stack(losses).sum() / sum(weights)
+        # The loss is already global: nothing is left for Lightning to synchronise.
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(mask))
+        return loss
+
+    def validation_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
+        """Score a batch; see :meth:`_evaluate`."""
+        return self._evaluate(batch, self.val_scores, self.val_loss)
+
+    def test_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
+        """Score a batch; see :meth:`_evaluate`."""
+        return self._evaluate(batch, self.test_scores, self.test_loss)
+
+    def predict_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
+        """Labels of new images, in the size of the images as they are on disk."""
+        return {"prediction": [self._labels(self(group["image"])[0], group["size"][0]) for group in batch]}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the scores over all processes."""
+        self._log_scores("val", self.val_scores, self.val_loss)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the scores over all processes."""
+        self._log_scores("test", self.test_scores, self.test_loss)
+
+    def _evaluate(self, batch: Sequence[Batch], scores: SegmentationScores, mean_loss: MeanMetric) -> Predictions:
+        predictions = []
+        for group in batch:
+            mask = group["mask"].long()
+            logits = _resize(self(group["image"])[0], mask.shape[1:])
+            # Processes hold different numbers of batches, so no collective may run here. The loss is that of each
+            # sample alone, which no dealing of the samples to batches and processes can change.
+            with local_sums():
+                for one, truth in zip(logits.split(1), mask.split(1), strict=True):
+                    mean_loss.update(self.loss(one, truth))
+            prediction = logits.argmax(1)
+            scores.update(prediction, mask)
+            predictions.append(prediction.to(torch.uint8))
+        return {"prediction": predictions}
+
+    def _log_scores(self, stage: str, scores: SegmentationScores, mean_loss: MeanMetric) -> None:
+        values = {f"{stage}/loss": mean_loss.compute()}
+        values |= {f"{stage}/{name}": value for name, value in scores.compute().items()}
+        self.log_dict({name: value.float() for name, value in values.items()})
+        scores.reset()
+        mean_loss.reset()
+
+    def _score_by(self, regions: Mapping[str, Sequence[int]]) -> None:
+        self.val_scores = SegmentationScores(self.num_classes, regions)
+        self.test_scores = SegmentationScores(self.num_classes, regions)
+        # In double precision the order in which processes add their shares does not show.
+        self.val_loss = MeanMetric().set_dtype(torch.float64)
+        self.test_loss = MeanMetric().set_dtype(torch.float64)
+
+    def _labels(self, logits: Tensor, size: Sequence[int]) -> Tensor:
+        return _resize(logits, size).argmax(1).to(torch.uint8)
+
+    def _checked_outputs(self, image: Tensor) -> list[Tensor]:
+        name = type(self.net).__name__
+        try:
+            outputs = _outputs(self.net(image))
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise NamedError(
+                "network-output",
+                f"The network {name} fails on its first batch of images {list(image.shape)}: {reason}.",
+                cause=f"It may be built for another number of channels than data.in_channels = {self.in_channels}, or "
+                "for sizes that are a multiple of some number.",
+                fix="Set the network's init_args to fit, or model.pad_to for the sizes (32 suits most encoders).",
+            ) from error
+        if not outputs or outputs[0].ndim != image.ndim or outputs[0].shape[:2] != (len(image), self.num_classes):
+            found = list(outputs[0].shape) if outputs else "no tensor"
+            raise NamedError(
+                "network-output",
+                f"The network {name} returns {found} for images {list(image.shape)}; expected are logits "
+                f"[{len(image)}, {self.num_classes}, …], one channel for each of the {self.num_classes} classes of "
+                "data.classes.",
+                cause="Its number of classes is not that of the data.",
+                fix=f"Set the class argument in model.net.init_args (num_classes, classes, out_channels) to "
+                f"{self.num_classes}.",
+            )
+        self._output_checked = True
+        return outputs
+
+
+def _outputs(output: Any) -> list[Tensor]:
+    """Main output first; a mapping's main output is ``out``, as in torchvision."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        names = sorted(output, key=lambda name: name != "out")
+        output = [output[name] for name in names]
+    return [item for item in output if isinstance(item, Tensor)]
+
+
+def _resize(logits: Tensor, size: Sequence[int]) -> Tensor:
+    if logits.shape[2:] == torch.Size(size):
+        return logits
+    return F.interpolate(logits.float(), tuple(size), mode="bilinear" if logits.ndim == 4 else "trilinear")
+
+
+def _same_size(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring a smaller output and its labels to one size: labels by their nearest neighbour, as nnU-Net does.
+
+    The main output of a network that works at a coarser scale is trained there as well.
+    """
+    if logits.shape[2:] == mask.shape[1:]:
+        return logits, mask
+    small = F.interpolate(mask[:, None].to(torch.uint8), tuple(logits.shape[2:]), mode="nearest-exact")
+    return logits, small[:, 0].long()
+
+
+def _crop(logits: Tensor, size: Sequence[int]) -> Tensor:
+    return logits[(..., *(slice(0, length) for length in size))]
