@@ -20,6 +20,7 @@ from template.distributed.faults import NamedError
 
 SIDE = 128
 MEMBER = "liver_ct_segmentation_package/data/"
+REAL_SHA256 = dict(liver.SHA256)
 
 
 @pytest.fixture(scope="session")
@@ -292,3 +293,22 @@ def test_the_baseline_of_a_volume_of_plain_boxes(folder: Path) -> None:
     # The boxes differ by 50 HU and more: only voxels next to an edge, which the Gaussian mixes, are wrong.
     assert 0.97 < scores["liver"] <= 1.0
     assert 0.9 < scores["tumour"] <= 1.0
+
+
+@pytest.mark.slow
+def test_the_real_ct_is_what_we_say_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, digest in REAL_SHA256.items():
+        monkeypatch.setitem(liver.SHA256, name, digest)
+    try:
+        data = ready(LiverCT(str(tmp_path)))
+    except NamedError as error:
+        if error.identifier == "download":
+            pytest.skip(str(error))
+        raise
+    image, labels = load(tmp_path)
+    assert image.shape == labels.shape == (128, 128, 128)
+    assert (round(float(image.min())), round(float(image.max()))) == (-1063, 1877)
+    assert np.bincount(labels.ravel()).tolist() == [1_481_801, 485_268, 130_083]
+    scores = data.baseline()
+    assert scores["liver"] == pytest.approx(0.870, abs=0.002)
+    assert scores["tumour"] == pytest.approx(0.629, abs=0.002)
