@@ -1,0 +1,51 @@
+"""Names of cases: which split they belong to, and how they stay unique."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+
+def split_names(
+    names: Sequence[str], seed: int, val_fraction: float, test_fraction: float
+) -> dict[Literal["train", "val", "test"], list[str]]:
+    """Split names into training, validation and test.
+
+    The names are put in the order of a hash of seed and name: a permutation that is the same on every process, machine
+    and version of every library, in whatever order the names come.
+
+    Args:
+        names: Unique names.
+        seed: Another seed gives another split.
+        val_fraction: Part for validation, at least one name unless 0.
+        test_fraction: Part for the test, at least one name unless 0.
+
+    Returns:
+        Sorted names of each split.
+    """
+    order = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode("utf-8", "surrogateescape")).digest())
+    test, val = (max(1, round(len(names) * part)) if part > 0 else 0 for part in (test_fraction, val_fraction))
+    return {
+        "train": sorted(order[test + val :]),
+        "val": sorted(order[test : test + val]),
+        "test": sorted(order[:test]),
+    }
+
+
+def unique_stems(files: Sequence[Path]) -> list[str]:
+    """Stems, with the extension added (``a_jpg``) where several files share one, so that no output meets another."""
+    stems = Counter(file.stem for file in files)
+    taken = {stem for stem, count in stems.items() if count == 1}
+    names = []
+    for file in files:
+        name = file.stem
+        if stems[name] > 1:
+            name = f"{name}_{file.suffix[1:]}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        names.append(name)
+    return names

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+from template.data.names import split_names, unique_stems
+
+
+def test_a_split_is_a_permutation_by_hash() -> None:
+    names = [f"case {number}" for number in range(20)]
+    order = sorted(names, key=lambda name: hashlib.sha256(f"3/{name}".encode()).hexdigest())
+    split = split_names(names, 3, val_fraction=0.2, test_fraction=0.1)
+    assert split == {"test": sorted(order[:2]), "val": sorted(order[2:6]), "train": sorted(order[6:])}
+
+
+def test_a_split_depends_on_the_names_and_the_seed_alone() -> None:
+    names = [f"{number}图" for number in range(50)]
+    first = split_names(names, 0, 0.2, 0.1)
+    random.seed(8)
+    assert split_names(random.sample(names, 50), 0, 0.2, 0.1) == first
+    assert split_names(names, 1, 0.2, 0.1) != first
+    assert sorted(name for part in first.values() for name in part) == sorted(names)
+
+
+def test_fractions_take_at_least_one_name_unless_they_are_0() -> None:
+    assert [len(part) for part in split_names(list("abc"), 0, 0.1, 0.1).values()] == [1, 1, 1]
+    assert [len(part) for part in split_names(list("abc"), 0, 0.0, 0.0).values()] == [3, 0, 0]
+    assert [len(part) for part in split_names(list("abc"), 0, 0.0, 1.0).values()] == [0, 0, 3]
+
+
+def test_stems_stay_unique() -> None:
+    files = [Path(name) for name in ("a.jpg", "a.png", "a_png.tif", "b.v2.png")]
+    assert unique_stems(files) == ["a_jpg", "a_png_", "a_png", "b.v2"]
