@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(world: World, arguments: Sequence[str]) -> int:
     """Run a verb here, or, started by hand with several devices, in a process for each of them."""
-    command = ["-m", _PACKAGE, *arguments]
+    # By the file, not with -m: it is found from any working directory, installed or not.
+    command = [__file__, *arguments]
     only_asks = {"-h", "--help", "--print_config"} & {argument.partition("=")[0] for argument in arguments}
     if world.launcher is None and not only_asks:
         # Before lightning is imported, which takes seconds that the processes to come will spend again.

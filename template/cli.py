@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,16 +13,16 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 # Imported so that the configuration can name them by their short names.
 from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
+from .callbacks.history import loggers
 from .callbacks.pictures import PicturesCallback
 from .callbacks.predictions import PredictionWriter
 from .callbacks.progress import progress_bar
-from .callbacks.rank_logs import RankLogs, keep_output, write_error
+from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.summary import ScoreTable, StartSummary
 from .config_errors import readable
 from .data import folder, liver, phantom, transforms  # noqa: F401
@@ -32,6 +33,7 @@ from .distributed.strategy import SafeDDPStrategy
 from .distributed.world import World, agree, open_store, read_world
 from .models import losses, unet  # noqa: F401
 from .models.segmenter import Segmenter
+from .quiet import silence_known
 from .runs import CHECKPOINTS, claim_folder, find_checkpoint, run_of
 
 _PACKAGE = (__package__ or "").partition(".")[0]
@@ -74,27 +76,29 @@ class SegmentationCLI(LightningCLI):
     rank_folder: Path | None = None
 
     def __init__(self, args: Sequence[str]) -> None:
-        try:
-            super().__init__(
-                Segmenter,
-                SegmentationData,
-                subclass_mode_data=True,
-                save_config_callback=_SaveConfig,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                # Checkpoints hold no class path of the package, so that they load under any name of it.
-                load_from_checkpoint_support=False,
-                trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 10},
-                parser_class=_Parser,
-                # An abbreviated key would pass on the command line and be refused in a file.
-                parser_kwargs={"allow_abbrev": False, "prog": _PACKAGE, "description": "Image segmentation."},
-                args=list(args),
-            )
-        except Exception as error:
-            # Before anything else: the failure of another rank may end this process any moment.
-            if self.rank_folder is not None:
-                write_error(self.rank_folder, error)
-            raise
+        silence_known()
+        with ExitStack() as self._until_the_end:
+            try:
+                super().__init__(
+                    Segmenter,
+                    SegmentationData,
+                    subclass_mode_data=True,
+                    save_config_callback=_SaveConfig,
+                    seed_everything_default=0,
+                    auto_configure_optimizers=False,
+                    # Checkpoints hold no class path of the package, so that they load under any name of it.
+                    load_from_checkpoint_support=False,
+                    trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 5},
+                    parser_class=_Parser,
+                    # An abbreviated key would pass on the command line and be refused in a file.
+                    parser_kwargs={"allow_abbrev": False, "prog": _PACKAGE, "description": "Image segmentation."},
+                    args=list(args),
+                )
+            except Exception as error:
+                # Before anything else: the failure of another rank may end this process any moment.
+                if self.rank_folder is not None:
+                    write_error(self.rank_folder, error)
+                raise
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -143,12 +147,12 @@ class SegmentationCLI(LightningCLI):
         self.version_folder, self.verb_folder = Path(decided["version"]), Path(decided["verb"])
         config.ckpt_path = decided["checkpoint"]
         self.rank_folder = self.verb_folder / f"rank_{self.world.rank}"
-        keep_output(self.rank_folder, self.world.rank)
+        self._until_the_end.enter_context(kept_output(self.rank_folder, self.world.rank))
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
-        self._get(self.config_init, "checkpoint").dirpath = str(self.version_folder / CHECKPOINTS)
+        self._get(self.config_init, "checkpoint").dirpath = str((self.version_folder / CHECKPOINTS).resolve())
         user = config.callbacks or []
         user = user if isinstance(user, list) else [user]
         kwargs |= {
@@ -159,12 +163,7 @@ class SegmentationCLI(LightningCLI):
             "plugins": [*_as_list(config.plugins), AtomicCheckpointIO()],
         }
         if config.logger is None or config.logger is True:
-            place: dict[str, Any] = {
-                "save_dir": str(self.verb_folder.parent),
-                "name": "",
-                "version": self.verb_folder.name,
-            }
-            kwargs["logger"] = [TensorBoardLogger(**place, default_hp_metric=False), CSVLogger(**place)]
+            kwargs["logger"] = loggers(self.verb_folder)
         if config.strategy == "auto" and self.world.size > 1:
             kwargs["strategy"] = SafeDDPStrategy()
         try:

@@ -29,7 +29,9 @@ def claim_folder(parent: Path, stem: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise NamedError("folder-not-writable", f"The folder '{folder}' cannot be made: {error.strerror}.") from error
+            raise NamedError(
+                "folder-not-writable", f"The folder '{folder}' cannot be made: {error.strerror}."
+            ) from error
         else:
             return folder
 
@@ -82,7 +84,9 @@ def run_of(checkpoint: Path) -> Path | None:
 def _recorded_best(checkpoint: Path) -> str | None:
     import torch  # only when a checkpoint is read: this module is imported by commands that need no torch
 
-    states: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
+    states: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get(
+        "callbacks", {}
+    )
     paths = [state.get("best_model_path") for state in states.values() if isinstance(state, dict)]
     # Only the name: the run's folder may have been moved since.
     return next((Path(path).name for path in paths if path), None)

@@ -46,9 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-            raise NamedError(
-                "folder-not-writable", f"The checkpoint '{target}' cannot be written: {error}."
-            ) from error
+            raise NamedError("folder-not-writable", f"The checkpoint '{target}' cannot be written: {error}.") from error
 
     @override
     def load_checkpoint(
@@ -133,7 +131,8 @@ class RankZeroCheckpoint(ModelCheckpoint):
         mode: Whether more (``max``) or less (``min``) is better.
         save_top_k: How many of the best to keep.
         every_n_epochs: Epochs between two checkpoints.
-        dirpath: Folder; the command line sets it to the run's ``checkpoints``.
+
+    The command line sets ``dirpath`` to the run's ``checkpoints``.
     """
 
     def __init__(
@@ -142,10 +141,8 @@ class RankZeroCheckpoint(ModelCheckpoint):
         mode: Literal["max", "min"] = "max",
         save_top_k: int = 1,
         every_n_epochs: int = 1,
-        dirpath: str | None = None,
     ) -> None:
         super().__init__(
-            dirpath=dirpath,
             filename=f"best-{{epoch:03d}}-{monitor.replace('/', '_')}={{{monitor}:.4f}}",
             auto_insert_metric_name=False,
             monitor=monitor,

@@ -8,6 +8,8 @@ import resource
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,12 +48,17 @@ class _Copy(io.TextIOBase):
     def fileno(self) -> int:
         return self._stream.fileno()
 
+    def __getattr__(self, name: str) -> Any:
+        # Whatever else a terminal or a notebook's stream can do.
+        return getattr(self._stream, name)
+
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return self._stream.encoding
 
 
-def keep_output(folder: Path, rank: int) -> None:
+@contextmanager
+def kept_output(folder: Path, rank: int) -> Iterator[None]:
     """Write what this rank prints to its own log: rank 0 beside the terminal, all others instead of it.
 
     Args:
@@ -59,14 +66,25 @@ def keep_output(folder: Path, rank: int) -> None:
         rank: Rank of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    log = (folder / LOG_FILE).open("a", encoding="utf-8", buffering=1)
-    if rank == 0:
-        sys.stdout = _Copy(sys.stdout, log)
-        sys.stderr = _Copy(sys.stderr, log)
-        return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(log.fileno(), stream.fileno())
+    with (folder / LOG_FILE).open("a", encoding="utf-8", buffering=1) as log:
+        if rank == 0:
+            out, err = sys.stdout, sys.stderr
+            with redirect_stdout(_Copy(out, log)), redirect_stderr(_Copy(err, log)):
+                yield
+            return
+        # By descriptor, so that what C++ prints goes there too.
+        streams = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+        before = [os.dup(stream.fileno()) for stream in streams]
+        for stream in streams:
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
+        try:
+            yield
+        finally:
+            for stream, descriptor in zip(streams, before, strict=True):
+                stream.flush()
+                os.dup2(descriptor, stream.fileno())
+                os.close(descriptor)
 
 
 def write_error(folder: Path, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -97,10 +98,12 @@ def launch(processes: int, command: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # Its own report of a failure names processes by number; ours names the cause.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # torchrun sets OMP_NUM_THREADS=1 where it is unset; ranks of one machine share its cores out instead.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="ranks_") as folder:
-        logs = DefaultLogsSpecs(log_dir=folder, redirects={rank: Std.ALL for rank in range(1, processes)})
+        logs = DefaultLogsSpecs(log_dir=folder, redirects=dict.fromkeys(range(1, processes), Std.ALL))
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
