@@ -95,7 +95,7 @@ def _flat(name: str, image: Tensor, truth: Tensor, prediction: Tensor) -> _Sampl
     image, truth, prediction = image.cpu(), truth.cpu(), prediction.cpu()
     if truth.ndim == 3:
         index = central_slice(truth if (truth > 0).any() else prediction)
-        name = f"{name} [{index}]"
+        name = f"{name}, slice {index}"
         # The image may have been resampled to another number of slices than its mask.
         image = image[:, index * image.shape[1] // len(truth)]
         truth, prediction = truth[index], prediction[index]

@@ -68,11 +68,14 @@ class PredictionWriter(Callback):
                 self._written += 1
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say how much was written, by all processes together."""
+        """Count what all processes have written together."""
         written = torch.tensor(self._written, device=pl_module.device)
-        total = int(trainer.strategy.reduce(written, reduce_op="sum"))
-        if trainer.is_global_zero:
-            print(f"{total} masks and overlays in {self.folder}", flush=True)
+        self._written = int(trainer.strategy.reduce(written, reduce_op="sum"))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Say where it is, when the progress bar is gone."""
+        if stage == "predict" and trainer.is_global_zero:
+            print(f"{self._written} masks and overlays in {self.folder}", flush=True)
 
 
 def _picture(data: Any, image: Tensor, mask: Tensor) -> Tensor:
