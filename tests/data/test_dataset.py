@@ -1,0 +1,141 @@
+"""Samples: seeded by (seed, epoch, sample), checked, and named when something is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from template.data.dataset import Case, CaseDataset, collate, collate_by_shape, seeded
+from template.distributed.faults import NamedError
+from template.labels import IGNORE_INDEX
+
+CASES = [Case(f"case_{i}", i) for i in range(4)]
+
+
+def read(case: Case) -> tuple[Tensor, Tensor]:
+    image = torch.full((1, 4, 6), float(case.source))
+    mask = torch.zeros(4, 6, dtype=torch.uint8)
+    mask[0, 0], mask[1, 1] = 1, IGNORE_INDEX
+    return image, mask
+
+
+class Draws(nn.Module):
+    """Adds one draw of each library's global generator to the image."""
+
+    def forward(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "image": sample["image"] + torch.rand(1) + np.random.rand() + random.random()}
+
+
+def dataset(
+    reader: Callable[[Case], Any] = read, augment: list[nn.Module] | None = None, seed: int = 0, **settings: Any
+) -> CaseDataset:
+    defaults: dict[str, Any] = {"classes": ["background", "organ"], "in_channels": 1, "preprocess": []}
+    return CaseDataset(CASES, reader, augment=augment, seed=seed, **{**defaults, **settings})
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
+    def draw(seed: int, key: tuple[int, int]) -> float:
+        torch.rand(3), np.random.rand(3), random.random()  # whatever happened before does not matter
+        return float(dataset(augment=[Draws()], seed=seed)[key]["image"][0, 0, 0]) - key[1]
+
+    assert draw(0, (2, 1)) == draw(0, (2, 1))
+    assert len({draw(0, (2, 1)), draw(0, (3, 1)), draw(0, (2, 2)), draw(1, (2, 1))}) == 4
+
+
+def test_augmentation_in_workers_equals_that_in_the_training_process() -> None:
+    def load(workers: int) -> list[Tensor]:
+        keys = [[(7, 0), (7, 3)], [(7, 1), (7, 2)]]
+        loader: Any = DataLoader(
+            dataset(augment=[Draws()]), batch_sampler=keys, collate_fn=collate, num_workers=workers
+        )  # type: ignore[arg-type]
+        return [batch["image"] for batch in loader]
+
+    assert all(map(torch.equal, load(0), load(2)))
+
+
+def test_seeding_leaves_the_generators_as_they_were() -> None:
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = (torch.rand(1).item(), np.random.rand(), random.random())
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    with seeded(4, 5, 6):
+        torch.rand(9), np.random.rand(9), random.random()
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
+
+
+def test_evaluation_keeps_the_mask_at_its_own_size() -> None:
+    small = [v2.Resize((2, 3))]
+    evaluated, trained = dataset(preprocess=small)[0], dataset(preprocess=small, augment=[])[(0, 0)]
+    assert (evaluated["image"].shape, evaluated["mask"].shape, evaluated["size"]) == ((1, 2, 3), (4, 6), (4, 6))
+    assert (trained["image"].shape, trained["mask"].shape) == ((1, 2, 3), (2, 3))
+    assert type(evaluated["image"]) is Tensor
+
+
+def test_a_training_batch_is_stacked() -> None:
+    batch = collate(dataset(augment=[]).__getitems__([(0, 1), (0, 2)]))
+    assert not isinstance(batch, NamedError)
+    assert batch["image"].shape == (2, 1, 4, 6)
+    assert batch["image"][:, 0, 0, 0].tolist() == [1, 2]
+    assert batch["mask"].dtype == torch.uint8
+    assert [case.name for case in batch["case"]] == ["case_1", "case_2"]
+
+
+def test_an_evaluation_batch_is_grouped_by_shape() -> None:
+    def reader(case: Case) -> tuple[Tensor, None]:
+        return torch.zeros(1, 4 + case.source % 2, 6), None
+
+    groups = collate_by_shape(dataset(reader).__getitems__([0, 1, 2]))
+    assert not isinstance(groups, NamedError)
+    assert [[case.source for case in group["case"]] for group in groups] == [[0, 2], [1]]
+    assert "mask" not in groups[0]
+    assert collate_by_shape([]) == []
+
+
+def _raise(case: Case) -> Any:
+    raise OSError("image file is truncated")
+
+
+FAULTS: dict[str, tuple[Callable[[Case], Any], str]] = {
+    "data-unreadable": (_raise, "OSError: image file is truncated"),
+    "image-channels": (lambda case: (torch.zeros(3, 4, 6), None), "[3, 4, 6]; data.in_channels is 1"),
+    "data-not-finite": (lambda case: (torch.full((1, 4, 6), float("nan")), None), "NaN"),
+    "data-size-mismatch": (lambda case: (torch.zeros(1, 4, 6), torch.zeros(4, 5).byte()), "[4, 6], its mask [4, 5]"),
+    "mask-values": (lambda case: (torch.zeros(1, 4, 6), torch.full((4, 6), 7).byte()), "[7]; data.classes names 2"),
+}
+
+
+@pytest.mark.parametrize("identifier", FAULTS)
+def test_what_is_wrong_is_named(identifier: str) -> None:
+    reader, words = FAULTS[identifier]
+    with pytest.raises(NamedError) as caught:
+        dataset(reader)[2]
+    assert caught.value.identifier == identifier
+    assert "'case_2'" in caught.value.what
+    assert words in caught.value.what
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_failure_leaves_a_worker_whole(workers: int) -> None:
+    reader, _ = FAULTS["mask-values"]
+    loader: Any = DataLoader(dataset(reader), batch_size=2, collate_fn=collate, num_workers=workers)
+    (failure, *_) = list(loader)
+    assert isinstance(failure, NamedError)
+    assert failure.identifier == "mask-values"
+    assert failure.what.startswith("The mask of 'case_0'")
+
+
+def test_training_images_of_different_sizes_are_named() -> None:
+    def reader(case: Case) -> tuple[Tensor, None]:
+        return torch.zeros(1, 4 + case.source, 6), None
+
+    failure = collate(dataset(reader, augment=[]).__getitems__([(0, 0), (0, 2)]))
+    assert isinstance(failure, NamedError)
+    assert failure.identifier == "sizes-differ"
+    assert "'case_0' has the shape [1, 4, 6] and 'case_2' [1, 6, 6]" in failure.what
