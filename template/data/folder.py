@@ -175,9 +175,20 @@ class Folder(SegmentationData):
 
         Returns:
             The file written.
+
+        Raises:
+            NamedError: ``config``: the mask could take its image's place.
         """
+        source = Path(case.source[0])
+        if folder.samefile(source.parent):
+            raise NamedError(
+                "config",
+                f"Masks would be written into the folder of their images, '{folder}'.",
+                cause="A mask has its image's name.",
+                fix="Choose another folder with --out.",
+            )
         values, palette = self.mask_values.to_values(mask.cpu().numpy(), self._two_tone)
-        suffix = Path(case.source[0]).suffix
+        suffix = source.suffix
         if suffix.lower() not in _LOSSLESS or (suffix.lower() == ".bmp" and values.itemsize > 1):
             suffix = ".png"
         file = folder / f"{case.name}{suffix}"

@@ -150,17 +150,14 @@ def write_values(path: Path, values: npt.NDArray[Any], palette: Sequence[Sequenc
             Without one, grey.
 
     Raises:
-        NamedError: ``folder-not-writable``.
+        OSError: The file cannot be written.
     """
     picture = Image.fromarray(np.ascontiguousarray(values))
     if palette is not None:
         # All 256 entries, since Pillow packs the values of a shorter palette into fewer bits than they may need.
         levels = [level for entry in palette for level in entry]
         picture.putpalette(levels + [0] * (768 - len(levels)))
-    try:
-        picture.save(path, **({"compression": "tiff_lzw"} if path.suffix.lower() in {".tif", ".tiff"} else {}))
-    except OSError as error:
-        raise NamedError("folder-not-writable", f"'{path}' cannot be written: {error.strerror or error}.") from error
+    picture.save(path, **({"compression": "tiff_lzw"} if path.suffix.lower() in {".tif", ".tiff"} else {}))
 
 
 @contextmanager

@@ -231,6 +231,8 @@ def test_new_images_are_predicted_without_masks_and_never_overwrite_each_other(t
     assert [case.name for case in cases] == ["a_jpg", "a_png", "b 图", "c", "d", "e"]
     labels = torch.arange(3, dtype=torch.uint8).repeat(97 * 211)[: 97 * 211].reshape(97, 211)
     files = [data.write(case, labels, tmp_path) for case in cases]
+    with pytest.raises(NamedError, match="--out"):
+        data.write(cases[0], labels, data.images)
     assert [file.name for file in files] == ["a_jpg.png", "a_png.png", "b 图.TIF", "c.bmp", "d.png", "e.png"]
     for case, file in zip(cases, files, strict=True):
         assert data.read(case)[1] is None

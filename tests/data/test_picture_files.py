@@ -182,11 +182,6 @@ def test_written_numbers_come_back(tmp_path: Path) -> None:
             assert (read_values(tmp_path / f"b{suffix}") == large).all()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    error = _error(write_values, tmp_path / "none" / "a.png", np.zeros((1, 1), dtype=np.uint8))
-    assert error.identifier == "folder-not-writable"
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".gif"])
 def test_a_truncated_file_is_named(tmp_path: Path, suffix: str) -> None:
