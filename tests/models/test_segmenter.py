@@ -1,0 +1,148 @@
+"""The segmenter: outputs of any network, checks, losses and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from template.data.dataset import Case
+from template.distributed.faults import NamedError
+from template.models.losses import CrossEntropyDice
+from template.models.segmenter import Segmenter
+from template.models.unet import UNet
+
+
+class Returns(nn.Module):
+    """A network that returns what a function makes of logits [N, 3, H, W]."""
+
+    def __init__(self, make: Callable[[Tensor], Any] = lambda logits: logits, classes: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, classes, 1)
+        self.make = make
+
+    def forward(self, image: Tensor) -> Any:
+        return self.make(self.conv(image))
+
+
+def segmenter(net: nn.Module, **settings: Any) -> Segmenter:
+    module = Segmenter(net, 3, 1, **settings)
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return module
+
+
+IMAGE = torch.arange(32.0).reshape(1, 1, 4, 8) / 32
+MASK = torch.arange(32).reshape(1, 4, 8) % 3
+
+
+def test_a_mapping_s_main_output_is_out() -> None:
+    outputs = segmenter(Returns(lambda x: {"aux": x * 0, "out": x}))(IMAGE)
+    assert outputs[0].abs().sum() > 0
+    assert outputs[1].abs().sum() == 0
+
+
+def test_further_outputs_count_half_as_much_each() -> None:
+    net = Returns(lambda x: [x, 2 * x, 3 * x])
+    logits = net.conv(IMAGE)
+    loss = CrossEntropyDice()
+    expected = (loss(logits, MASK) + loss(2 * logits, MASK) / 2 + loss(3 * logits, MASK) / 4) / 1.75
+    found = segmenter(net).training_step({"image": IMAGE, "mask": MASK.byte()}, 0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_smaller_output_is_held_against_smaller_labels() -> None:
+    net = Returns(lambda x: [x, x[..., ::2, ::2]])
+    small = net.conv(IMAGE)[..., ::2, ::2]
+    loss = CrossEntropyDice()
+    # nearest-exact at half size takes the second pixel of each pair
+    expected = (loss(net.conv(IMAGE), MASK) + loss(small, MASK[:, 1::2, 1::2]) / 2) / 1.5
+    torch.testing.assert_close(segmenter(net).training_step({"image": IMAGE, "mask": MASK.byte()}, 0), expected)
+
+
+def test_images_are_padded_for_a_network_that_asks_for_it() -> None:
+    sizes: list[torch.Size] = []
+
+    def note(logits: Tensor) -> Tensor:
+        sizes.append(logits.shape)
+        return logits
+
+    output = segmenter(Returns(note), pad_to=5)(IMAGE)[0]
+    assert sizes == [(1, 3, 5, 10)]
+    assert output.shape == (1, 3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (Returns(classes=2), "returns [1, 2, 4, 8] for images [1, 1, 4, 8]; expected are logits [1, 3, …]"),
+        (Returns(lambda x: x[0]), "returns [3, 4, 8]"),
+        (Returns(lambda x: "text"), "returns no tensor"),
+        (nn.Conv2d(3, 3, 1), "Conv2d fails on its first batch of images [1, 1, 4, 8]"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_named(net: nn.Module, words: str) -> None:
+    with pytest.raises(NamedError) as caught:
+        segmenter(net)(IMAGE)
+    assert caught.value.identifier == "network-output"
+    assert words in caught.value.what
+
+
+def test_a_unet_is_told_channels_and_classes() -> None:
+    net = UNet(width=4, depth=1)
+    assert Segmenter(net, 5, 2)(torch.zeros(1, 2, 8, 8))[0].shape == (1, 5, 8, 8)
+    with pytest.raises(NamedError, match="UNet does not fit the data"):
+        Segmenter(UNet(1, 4, width=4, depth=1), 5, 1)
+
+
+def test_the_optimizer_gets_what_is_trainable() -> None:
+    net = Returns()
+    net.conv.bias.requires_grad_(False)
+    settings = segmenter(
+        net,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+        lr_interval="step",
+    ).configure_optimizers()
+    assert settings["optimizer"].param_groups[0]["params"] == [net.conv.weight]
+    assert settings["lr_scheduler"]["interval"] == "step"
+
+
+def group(image: Tensor, mask: Tensor) -> dict[str, Any]:
+    return {"image": image, "mask": mask.byte(), "case": [Case("a", 0)] * len(image), "size": [mask.shape[1:]]}
+
+
+def test_validation_loss_is_the_mean_of_the_samples_own_losses() -> None:
+    images, masks = torch.randn(3, 1, 4, 8), torch.randint(0, 3, (3, 4, 8))
+    net = Returns()
+    loss = CrossEntropyDice()
+    with torch.no_grad():
+        expected = sum(loss(net(image[None]), mask[None]) for image, mask in zip(images, masks, strict=True)) / 3
+    for batches in ([slice(0, 3)], [slice(0, 1), slice(1, 3)]):
+        module = segmenter(net)
+        for number, part in enumerate(batches):
+            module.validation_step([group(images[part], masks[part])], number)
+        torch.testing.assert_close(module.val_loss.compute().float(), expected)
+
+
+def test_scores_are_counted_in_the_pixels_of_the_mask() -> None:
+    net = Returns(lambda x: torch.stack([x[:, 0] * 0, x[:, 0] * 0 + 1, x[:, 0] * 0], 1))  # always class 1
+    module = segmenter(net)
+    mask = torch.zeros(1, 8, 16, dtype=torch.long)
+    mask[:, :2] = 1  # 32 of 128 pixels, and the image has a quarter of the mask's
+    predictions = module.test_step([group(IMAGE, mask)], 0)["prediction"]
+    assert predictions[0].shape == (1, 8, 16)
+    assert predictions[0].dtype == torch.uint8
+    # all 128 pixels are called class 1: Dice = 2 * 32 / (128 + 32)
+    assert module.test_scores.compute()["dice_class_1"] == pytest.approx(0.4)
+
+
+def test_predictions_have_the_size_of_the_image_on_disk() -> None:
+    predictions = segmenter(Returns()).predict_step([{"image": IMAGE, "size": [(9, 21)]}], 0)["prediction"]
+    assert predictions[0].shape == (1, 9, 21)
+
+
+def test_an_empty_share_is_evaluated_to_nothing() -> None:
+    assert segmenter(Returns()).validation_step([], 0) == {"prediction": []}
