@@ -33,8 +33,9 @@ def class_color(index: int) -> tuple[int, int, int]:
     if index == 0:
         return _PALETTE[0]
     turn, place = divmod(index - 1, len(_PALETTE) - 1)
-    r, g, b = (max(40, value * (4 - turn % 4) // 4) for value in _PALETTE[place + 1])
-    return r, g, b
+    red, green, blue = _PALETTE[place + 1]
+    share = 4 - turn % 4
+    return red * share // 4, green * share // 4, blue * share // 4
 
 
 def default_regions(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -46,8 +47,8 @@ def default_regions(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     Returns:
         Region name to the labels that it joins.
     """
-    regions = {name: (label,) for label, name in enumerate(classes) if name != "background"}
-    return regions or {name: (label,) for label, name in enumerate(classes)}
+    every: dict[str, tuple[int, ...]] = {name: (label,) for label, name in enumerate(classes)}
+    return {name: labels for name, labels in every.items() if name != "background"} or every
 
 
 def check_regions(regions: Mapping[str, Sequence[int]], num_classes: int) -> None:

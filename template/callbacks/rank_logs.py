@@ -108,7 +108,7 @@ class RankLogs(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the rank's event file."""
-        self._writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self._writer = SummaryWriter(str(self.folder))
         self._ended = time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -120,7 +120,7 @@ class RankLogs(Callback):
         if self._writer is not None and self._due(trainer):
             grads = [p.grad for p in pl_module.parameters() if p.grad is not None]
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]))
-            self._writer.add_scalar("rank/gradient_norm", norm.item(), trainer.global_step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar("rank/gradient_norm", norm.item(), trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -134,18 +134,18 @@ class RankLogs(Callback):
                 "rank/memory_mib": _memory_mib(),
             }
             for name, value in values.items():
-                self._writer.add_scalar(name, value, trainer.global_step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, trainer.global_step)
         self._ended = now
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the rank's event file."""
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
             self._writer = None
 
     @staticmethod
     def _due(trainer: Trainer) -> bool:
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by Lightning's logger connector
+        every: int = getattr(trainer, "log_every_n_steps", 0)  # set by Lightning's logger connector
         return every > 0 and trainer.global_step % every == 0
 
 

@@ -110,12 +110,10 @@ class CaseDataset(Dataset[Sample]):
         sample: Sample = {"image": tv_tensors.Image(image)}
         if mask is not None and self.augment is not None:
             sample["mask"] = tv_tensors.Mask(mask)
-        for module in self.preprocess:
-            sample = module(sample)
+        sample = _transformed(sample, self.preprocess, case, "preprocess")
         if self.augment is not None:
             with seeded(self.seed, epoch, index):
-                for module in self.augment:
-                    sample = module(sample)
+                sample = _transformed(sample, self.augment, case, "augment")
         elif mask is not None:
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
             sample["mask"] = mask
@@ -160,6 +158,22 @@ class CaseDataset(Dataset[Sample]):
                 f"0 to {len(self.classes) - 1}.",
             )
         return image, mask
+
+
+def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> Sample:
+    shape = list(sample["image"].shape)
+    for number, module in enumerate(modules):
+        try:
+            sample = module(sample)
+        except NamedError:
+            raise
+        except Exception as error:
+            raise NamedError(
+                "transform",
+                f"data.{key}[{number}], {type(module).__name__}, fails on '{case.name}' of shape {shape}: "
+                f"{type(error).__name__}: {error}.",
+            ) from error
+    return sample
 
 
 def collate(samples: list[Sample] | NamedError) -> Sample | NamedError:

@@ -179,7 +179,8 @@ class SegmentationData(LightningDataModule):
         image = image.detach().cpu().float()
         low, high = torch.quantile(image.flatten()[:: max(1, image.numel() // 100_000)], torch.tensor([0.01, 0.99]))
         scaled = ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1).mul(255).to(torch.uint8)
-        return scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
+        picture: Tensor = scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
+        return picture
 
     # What they share -----------------------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class SegmentationData(LightningDataModule):
         workers = self._workers()
         return DataLoader(
             dataset,
-            batch_sampler=batch_sampler,  # type: ignore[arg-type]  # its items are keys, not integers
+            batch_sampler=batch_sampler,
             num_workers=workers,
             collate_fn=collate_fn,
             pin_memory=self._trainer().strategy.root_device.type == "cuda",
@@ -282,13 +283,14 @@ class SegmentationData(LightningDataModule):
         )
 
     def _workers(self) -> int:
-        if self.num_workers != "auto":
+        if isinstance(self.num_workers, int):
             return self.num_workers
         trainer = self._trainer()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         share = cores // max(1, trainer.num_devices)
         # A network that trains on the CPU needs the cores itself; a GPU is fed by up to 8 workers.
-        return max(0, min(4, share // 4)) if trainer.strategy.root_device.type == "cpu" else max(1, min(8, share - 1))
+        on_cpu: bool = trainer.strategy.root_device.type == "cpu"
+        return min(4, share // 4) if on_cpu else max(1, min(8, share - 1))
 
     def _seed(self) -> int:
         # seed_everything leaves the run's seed here (lightning.fabric.utilities.seed).

@@ -69,6 +69,11 @@ _FAULTS = (
         "Bring all images to one size in data.preprocess, for example with torchvision.transforms.v2.Resize.",
     ),
     Fault(
+        "transform",
+        "The transform cannot take such an image, for example a crop that is larger than it.",
+        "Change its init_args, or bring the images to a size that it can take before.",
+    ),
+    Fault(
         "mask-values",
         "The mask has values that no class has.",
         "Name every class in data.classes, map values with data.mask_values, or set data.ignore_index.",

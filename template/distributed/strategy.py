@@ -77,14 +77,17 @@ class SafeDDPStrategy(DDPStrategy):
         bucket_cap_mb: float = 25,
         process_group_backend: str | None = None,
     ) -> None:
+        ddp: dict[str, Any] = {
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "bucket_cap_mb": bucket_cap_mb,
+            _BUFFERS: broadcast_buffers,
+        }
         super().__init__(
             timeout=parse_timeout(timeout),
             process_group_backend=process_group_backend,
-            find_unused_parameters=find_unused_parameters,
-            static_graph=static_graph,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            bucket_cap_mb=bucket_cap_mb,
-            **{_BUFFERS: broadcast_buffers},
+            **ddp,
         )
         self.sync_batchnorm = sync_batchnorm
 
@@ -106,7 +109,8 @@ class SafeDDPStrategy(DDPStrategy):
                 timeout=self._timeout,
                 device_id=self.root_device if self.root_device.type == "cuda" else None,
             )
-        use_group(dist.new_group(timeout=self._timeout) if self.world_size > 1 else None)
+        group: Any = dist.new_group(timeout=self._timeout) if self.world_size > 1 else None
+        use_group(group)
 
     @override
     def setup(self, trainer: Trainer) -> None:

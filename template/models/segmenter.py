@@ -90,7 +90,7 @@ class Segmenter(LightningModule):
         if regions is not None:
             self._score_by(regions)
         if self.channels_last:
-            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
+            self.net.to(memory_format=torch.channels_last)
 
     def configure_optimizers(self) -> Any:
         """Build optimizer and schedule once the parameters are where they will be trained."""
@@ -118,10 +118,7 @@ class Segmenter(LightningModule):
             image = F.pad(image, padding, mode="replicate")
         if self.channels_last and image.ndim == 4:
             image = image.contiguous(memory_format=torch.channels_last)
-        if self._output_checked:
-            outputs = _outputs(self.net(image))
-        else:
-            outputs = self._checked_outputs(image)
+        outputs = _outputs(self.net(image)) if self._output_checked else self._checked_outputs(image)
         if any(padding):
             ratios = [out.shape[2] / image.shape[2] for out in outputs]
             outputs = [_crop(out, [round(n * ratio) for n in size]) for out, ratio in zip(outputs, ratios, strict=True)]
@@ -191,8 +188,9 @@ class Segmenter(LightningModule):
         self.val_scores = SegmentationScores(self.num_classes, regions)
         self.test_scores = SegmentationScores(self.num_classes, regions)
         # In double precision the order in which processes add their shares does not show.
-        self.val_loss = MeanMetric().set_dtype(torch.float64)
-        self.test_loss = MeanMetric().set_dtype(torch.float64)
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+        self.val_loss.set_dtype(torch.float64)
+        self.test_loss.set_dtype(torch.float64)
 
     def _labels(self, logits: Tensor, size: Sequence[int]) -> Tensor:
         return _resize(logits, size).argmax(1).to(torch.uint8)
@@ -253,4 +251,6 @@ def _same_size(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _crop(logits: Tensor, size: Sequence[int]) -> Tensor:
-    return logits[(..., *(slice(0, length) for length in size))]
+    for axis, length in enumerate(size, start=2):
+        logits = logits.narrow(axis, 0, length)
+    return logits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from torch import Tensor, nn
 
 from template.data.module import Case, SegmentationData, Split
@@ -20,7 +20,7 @@ HEIGHT, WIDTH = 6, 10
 
 
 class Stripes(SegmentationData):
-    """Images [1, 6, 10] whose left 4 columns are bright; labelled 1 are the left 3. Read-only, drawn by the program."""
+    """Images [1, 6, 10] whose left 4 columns are bright; labelled 1 are the left 3."""
 
     def __init__(self, *, train: int = 5, val: int = 3, test: int = 3, depth: int | None = None, **kwargs: Any) -> None:
         super().__init__(classes=["background", "stripe"], num_workers=0, **{"batch_size": 2, **kwargs})
@@ -75,10 +75,6 @@ def trainer(*callbacks: Any, **kwargs: Any) -> Trainer:
         "callbacks": list(callbacks),
     }
     return Trainer(**{**settings, **kwargs})
-
-
-class Recorder(LightningModule):
-    """Stands in for the segmenter where only logged values matter."""
 
 
 @pytest.fixture(autouse=True)

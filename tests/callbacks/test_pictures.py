@@ -81,9 +81,9 @@ def test_shows_the_fullest_slice_of_a_volume(tmp_path: Path) -> None:
 
 def test_computes_nothing_twice_and_nothing_in_the_sanity_check(tmp_path: Path) -> None:
     model = segmenter()
-    trainer(
-        PicturesCallback(every_n_epochs=1), max_epochs=1, logger=board(tmp_path), num_sanity_val_steps=-1
-    ).fit(model, datamodule=Stripes())
+    trainer(PicturesCallback(every_n_epochs=1), max_epochs=1, logger=board(tmp_path), num_sanity_val_steps=-1).fit(
+        model, datamodule=Stripes()
+    )
     # Validation has 2 batches, twice with the sanity check; training 2.
     assert model.net.calls == 2 + 2 + 2
     assert sorted(pictures(tmp_path)) == [2]

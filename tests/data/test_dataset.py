@@ -139,3 +139,12 @@ def test_training_images_of_different_sizes_are_named() -> None:
     assert isinstance(failure, NamedError)
     assert failure.identifier == "sizes-differ"
     assert "'case_0' has the shape [1, 4, 6] and 'case_2' [1, 6, 6]" in failure.what
+
+
+@pytest.mark.parametrize("key", ["preprocess", "augment"])
+def test_a_transform_that_fails_is_named(key: str) -> None:
+    settings: dict[str, Any] = {"augment": [], key: [nn.Identity(), v2.RandomCrop(9)]}
+    with pytest.raises(NamedError) as caught:
+        dataset(**settings)[(0, 1)]
+    assert caught.value.identifier == "transform"
+    assert caught.value.what.startswith(f"data.{key}[1], RandomCrop, fails on 'case_1' of shape [1, 4, 6]: ValueError")

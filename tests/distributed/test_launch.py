@@ -1,0 +1,105 @@
+"""Handing a command to torchrun's launcher, and what is read of a configuration before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from template.distributed.launch import peek_trainer, processes_asked, strip_launcher_arguments
+
+
+@pytest.mark.parametrize(
+    ("trainer", "processes"),
+    [
+        ({"devices": 3}, 3),
+        ({"devices": "2"}, 2),
+        ({"devices": "0,1,"}, 2),
+        ({"devices": [0, 2, 3]}, 3),
+        ({"devices": "auto", "accelerator": "cpu"}, 1),
+        ({"devices": -1, "accelerator": "cpu"}, 1),
+        ({"accelerator": "cpu"}, 1),
+    ],
+)
+def test_processes_are_counted_from_devices(trainer: dict[str, object], processes: int) -> None:
+    assert processes_asked(trainer) == processes
+
+
+def test_later_files_and_options_win(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("trainer: {devices: 1, accelerator: cpu}\ndata: {}\n")
+    (tmp_path / "b.yaml").write_text("trainer: {devices: 2}\n")
+    files = ["fit", "--config", str(tmp_path / "a.yaml"), f"--config={tmp_path / 'b.yaml'}"]
+    assert peek_trainer(files) == {"devices": 2, "accelerator": "cpu"}
+    assert peek_trainer([*files, "--trainer.devices", "4"])["devices"] == 4
+    assert peek_trainer([*files, "--trainer.devices=[0, 1]"])["devices"] == [0, 1]
+
+
+def test_what_cannot_be_read_is_left_to_the_parser(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("trainer: {devices: ]\n")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    for name in ("broken.yaml", "list.yaml", "missing.yaml"):
+        assert peek_trainer(["fit", "--config", str(tmp_path / name)]) == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--local-rank=2", "fit", "--a"], ["--local_rank", "2", "fit", "--a"], ["fit", "--local-rank", "2", "--a"]],
+)
+def test_arguments_of_old_launchers_are_dropped(arguments: list[str]) -> None:
+    assert strip_launcher_arguments(arguments) == ["fit", "--a"]
+
+
+RANK_CODE = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from template.distributed.launch import leave_message
+from template.distributed.world import read_world
+world = read_world()
+Path(f"rank_{{world.rank}}").write_text(f"{{world.size}} {{os.environ['OMP_NUM_THREADS']}}")
+print(f"rank {{world.rank}} speaks", flush=True)
+{then}
+"""
+
+
+LAUNCH_CODE = "import sys; from template.distributed.launch import launch; sys.exit(launch(2, ['rank.py']))"
+ROOT = str(Path(__file__).parents[2])
+
+
+def _launch(folder: Path, then: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the launcher takes over signal handlers and environment variables."""
+    (folder / "rank.py").write_text(RANK_CODE.format(root=ROOT, then=then))
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LAUNCH_CODE]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_ranks_start_and_only_rank_0_has_the_terminal(tmp_path: Path) -> None:
+    done = _launch(tmp_path, "")
+    assert done.returncode == 0
+    assert [(tmp_path / f"rank_{rank}").read_text() for rank in (0, 1)] == ["2 1", "2 1"]
+    assert done.stdout == "rank 0 speaks\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "last"),
+    [
+        (
+            "if world.rank: leave_message(world, 'error: rank 1 has a bad file.'); sys.exit(2)",
+            2,
+            "error: rank 1 has a bad file.",
+        ),
+        ("if world.rank: os.kill(os.getpid(), 9)", 1, "Rank 1 was ended by signal 9 (SIGKILL)."),
+        ("if world.rank: raise ValueError('boom')", 1, "ValueError: boom"),
+    ],
+)
+def test_the_first_failure_is_shown_last_and_gives_the_exit_code(
+    tmp_path: Path, then: str, code: int, last: str
+) -> None:
+    done = _launch(tmp_path, f"{then}\ntime.sleep(60)")
+    assert done.returncode == code
+    assert done.stderr.strip().splitlines()[-1] == last
