@@ -58,15 +58,17 @@ class TerminalProgress(PhaseDisplay):
                 console=Console(),
                 # Rich's own thread may hold its lock while a loader worker is forked, which then hangs if it prints.
                 auto_refresh=False,
+                redirect_stderr=sys.stderr.isatty(),
                 transient=True,
                 expand=True,
             )
             self._progress.add_task("", state="")
-            replaced = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+            streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+            terminals = [stream for stream in streams if stream is not None and stream.isatty()]
             self._progress.start()
             # Rich hides the cursor while the bar is shown; a process that is killed could not bring it back.
             self._progress.console.show_cursor(True)
-            self._redirect_logging(replaced)
+            self._redirect_logging(terminals)
         task = self._progress.task_ids[0]
         self._progress.reset(task, total=self._total, description=self._title(), state=self._state())
         self._progress.refresh()
@@ -83,12 +85,12 @@ class TerminalProgress(PhaseDisplay):
             handler.setStream(stream)
         self._logged.clear()
 
-    def _redirect_logging(self, replaced: Sequence[object]) -> None:
+    def _redirect_logging(self, terminals: Sequence[object]) -> None:
         """Let log messages pass above the bar: handlers still hold the streams that Rich has replaced."""
         loggers = [logging.getLogger(name) for name in ("", *logging.root.manager.loggerDict)]
         for handler in {handler for logger in loggers for handler in logger.handlers}:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in replaced:
-                self._logged.append((handler, handler.setStream(sys.stderr)))
+            if isinstance(handler, logging.StreamHandler) and handler.stream in terminals:
+                self._logged.append((handler, handler.setStream(sys.stdout)))
 
     def _state(self) -> str:
         return "  ".join(part for part in (self._count(), self._left(), self._values()) if part)
