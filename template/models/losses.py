@@ -79,7 +79,7 @@ class CrossEntropyDice(nn.Module):
         truth = target.unsqueeze(1) == classes
         labelled = (target != IGNORE_INDEX).unsqueeze(1)
 
-        # Sums of a masked tensor, not `nll_loss` or `scatter_add`, which have no deterministic form on CUDA.
+        # Not `nll_loss`, which has no deterministic form on CUDA.
         p = log_p.exp()
         axes = [0, *range(2, log_p.ndim)]
         nll, overlap, predicted, true = global_sum(

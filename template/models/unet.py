@@ -32,10 +32,10 @@ _MAX_GROUPS = 8
 class UNet(nn.Module):
     """U-Net for images and volumes.
 
-    Two convolutions of 3 voxels an axis at every scale, each with normalisation and ReLU; a stride of 2 leads
+    Two convolutions of 3 pixels an axis at every scale, each with normalisation and ReLU; a stride of 2 leads
     down, and skip connections lead across (Ronneberger et al. 2015, arXiv:1505.04597; Çiçek et al. 2016,
-    arXiv:1606.06650). As in nnU-Net, convolutions are padded and the way down is a strided convolution instead
-    of max pooling, whose backward pass is not deterministic in 3D on CUDA.
+    arXiv:1606.06650). As in nnU-Net (Isensee et al. 2021, doi:10.1038/s41592-020-01008-z), convolutions are padded,
+    and the way down is a strided convolution: unlike max pooling it costs no operation of its own.
 
     Images of any size are accepted: they are padded at their far ends by repeating the edge, and the logits are
     cropped back.
