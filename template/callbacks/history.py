@@ -37,7 +37,7 @@ class HistoryCSVLogger(CSVLogger):
 
 
 class HistoryTensorBoardLogger(TensorBoardLogger):
-    """TensorBoard events in the run's folder, without Lightning's empty ``hparams.yaml``: ``config.yaml`` says it all."""
+    """TensorBoard events in the run's folder, without an empty ``hparams.yaml``: ``config.yaml`` says it all."""
 
     @override
     def save(self) -> None:

@@ -287,7 +287,7 @@ class SegmentationData(LightningDataModule):
             return self.num_workers
         trainer = self._trainer()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share = cores // max(1, trainer.num_devices)
+        share: int = cores // max(1, trainer.num_devices)
         # A network that trains on the CPU needs the cores itself; a GPU is fed by up to 8 workers.
         on_cpu: bool = trainer.strategy.root_device.type == "cpu"
         return min(4, share // 4) if on_cpu else max(1, min(8, share - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -56,7 +57,7 @@ def peek_trainer(arguments: Sequence[str]) -> dict[str, Any]:
     """
     section: dict[str, Any] = {}
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("-") else [word])]
-    for name, value in zip(words, words[1:], strict=False):
+    for name, value in itertools.pairwise(words):
         if name in ("-c", "--config"):
             with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
                 section |= yaml.safe_load(Path(value).read_text(encoding="utf-8")).get("trainer") or {}
