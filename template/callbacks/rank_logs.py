@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
+import re
 import resource
 import sys
 import time
@@ -20,6 +22,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 LOG_FILE = "output.log"
 ERROR_FILE = "error.txt"
+#: Colours and cursor movements of a terminal: control sequences of ECMA-48.
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 
 
 class _Copy(io.TextIOBase):
@@ -34,7 +38,7 @@ class _Copy(io.TextIOBase):
         self._stream.write(text)
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._log.write(line.rstrip("\r").rpartition("\r")[2] + "\n")
+            self._log.write(_CONTROLS.sub("", line).rstrip("\r").rpartition("\r")[2] + "\n")
         if lines:
             self._log.flush()
         return len(text)
@@ -69,7 +73,7 @@ def kept_output(folder: Path, rank: int) -> Iterator[None]:
     with (folder / LOG_FILE).open("a", encoding="utf-8", buffering=1) as log:
         if rank == 0:
             out, err = sys.stdout, sys.stderr
-            with redirect_stdout(_Copy(out, log)), redirect_stderr(_Copy(err, log)):
+            with redirect_stdout(_Copy(out, log)), redirect_stderr(_Copy(err, log)), _logged_to(err):
                 yield
             return
         # By descriptor, so that what C++ prints goes there too.
@@ -85,6 +89,21 @@ def kept_output(folder: Path, rank: int) -> Iterator[None]:
                 stream.flush()
                 os.dup2(descriptor, stream.fileno())
                 os.close(descriptor)
+
+
+@contextmanager
+def _logged_to(terminal: TextIO) -> Iterator[None]:
+    """Let log handlers that hold the terminal's stream, as Lightning's do since its import, follow ``sys.stderr``."""
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in list(logging.root.manager.loggerDict))]
+    handlers = {handler for logger in loggers for handler in logger.handlers}
+    holding = [h for h in handlers if isinstance(h, logging.StreamHandler) and h.stream is terminal]
+    for handler in holding:
+        handler.setStream(sys.stderr)
+    try:
+        yield
+    finally:
+        for handler in holding:
+            handler.setStream(terminal)
 
 
 def write_error(folder: Path, error: BaseException) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from lightning import LightningDataModule
 from PIL import Image
@@ -153,18 +154,34 @@ class SegmentationData(LightningDataModule):
         )
 
     def write(self, case: Case, mask: Tensor, folder: Path) -> Path:
-        """Write the predicted mask of a case as PNG of its labels.
+        """Write the predicted mask of a case: a PNG of its labels, or NIfTI for a volume.
 
         Args:
             case: The case.
-            mask: Labels, uint8 [H, W], in the size of the case's image.
+            mask: Labels, uint8 [H, W] or [D, H, W], in the size of the case's image.
             folder: Existing folder.
 
         Returns:
-            The file written.
+            The file written. A NIfTI file has the array's axes as they are and voxels of 1 mm.
+
+        Raises:
+            NamedError: A volume, and nibabel is not installed.
         """
-        file = folder / f"{case.name}.png"
-        Image.fromarray(mask.cpu().numpy()).save(file)
+        labels = mask.cpu().numpy()
+        if labels.ndim == 2:
+            file = folder / f"{case.name}.png"
+            Image.fromarray(labels).save(file)
+            return file
+        try:
+            import nibabel
+        except ImportError as error:
+            raise NamedError(
+                "not-installed",
+                f"The mask of '{case.name}' is a volume, and nibabel, which writes it as NIfTI, is not installed.",
+                fix="Install the extra: pip install '.[medical]'.",
+            ) from error
+        file = folder / f"{case.name}.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), file)
         return file
 
     def display(self, image: Tensor) -> Tensor:

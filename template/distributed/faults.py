@@ -131,6 +131,11 @@ _FAULTS = (
         "Put the file there by hand.",
     ),
     Fault(
+        "not-installed",
+        "It belongs to an extra, so that those who do not need it are not asked to install it.",
+        "Install it with pip.",
+    ),
+    Fault(
         "no-run",
         "The step needs a run that this command does not have.",
         "Run fit first.",

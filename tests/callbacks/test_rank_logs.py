@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,23 @@ def test_rank_0_prints_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert shown.out == "to stdout\n10 %\r20 %\r30 %\n"
     assert shown.err == "to stderr\n"
     assert (tmp_path / "output.log").read_text() == "to stdout\nto stderr\n30 %\n"
+
+
+def test_colours_and_bars_stay_out_of_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kept_output(tmp_path, 0):
+        sys.stdout.write("\r\x1b[2Kepoch 1 ━━━\r\x1b[2K\x1b[1;32mdone\x1b[0m\n")
+    assert (tmp_path / "output.log").read_text() == "done\n"
+
+
+def test_log_messages_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    logger = logging.getLogger("a.library")
+    logger.addHandler(handler)
+    with kept_output(tmp_path, 0):
+        logger.warning("said by a library")
+    assert handler.stream is sys.stderr
+    logger.removeHandler(handler)
+    assert (tmp_path / "output.log").read_text() == "said by a library\n"
 
 
 def test_other_ranks_print_to_their_log_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +133,17 @@ def test_masks_are_written_and_images_shown(tmp_path: Path) -> None:
     grey = data.display(torch.linspace(-1000, 1000, 64).reshape(1, 8, 8))
     assert grey.shape == (3, 8, 8)
     assert (int(grey.min()), int(grey.max())) == (0, 255)
+
+
+def test_a_volume_is_written_as_nifti(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    mask = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
+    file = numbers().write(Case("volume_7", None), mask, tmp_path)
+    assert file == tmp_path / "volume_7.nii.gz"
+    assert (nibabel.load(file).get_fdata() == mask.numpy()).all()
+
+
+def test_a_volume_without_nibabel_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    with pytest.raises(NamedError, match=r"volume_7.*pip install '\.\[medical\]'"):
+        numbers().write(Case("volume_7", None), torch.zeros(2, 3, 4, dtype=torch.uint8), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +147,15 @@ def test_predictions_have_the_size_of_the_image_on_disk() -> None:
 
 def test_an_empty_share_is_evaluated_to_nothing() -> None:
     assert segmenter(Returns()).validation_step([], 0) == {"prediction": []}
+
+
+def test_channels_last_is_for_weights_of_2d_convolutions() -> None:
+    for dims in (2, 3):
+        net = UNet(width=4, depth=1, dims=dims)
+        module = Segmenter(net, 3, 1)
+        module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]  # all that setup looks at
+        module.setup("fit")
+        assert module(torch.zeros(1, 1, *[8] * dims))[0].shape == (1, 3, *[8] * dims)
+        flat = [p.is_contiguous(memory_format=torch.channels_last) for p in net.parameters() if p.ndim == 4]
+        assert all(flat)
+        assert bool(flat) == (dims == 2)
