@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,12 @@ if not __package__:
     # Started as a file, as an IDE's run button does: start again as the package that the file lies in.
     import runpy
 
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    # In place of the package's own folder, whose modules would hide those of the same names elsewhere.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     runpy.run_module(Path(__file__).resolve().parent.name, run_name="__main__", alter_sys=True)
     raise SystemExit
 
+from .devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
 from .distributed.world import World, read_world
@@ -44,8 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_version())
         return 0
     if given[0] not in _VERBS:
-        print(f"'{given[0]}' is no verb; there are {', '.join(_VERBS)}. See --help.", file=sys.stderr)
+        print(f"error: {_no_verb(given)}", file=sys.stderr)
         return 2
+    # A network in a file of the user's own is found in the working directory, however the program was started.
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.insert(0, str(Path.cwd()))
     world = None
     try:
         world = read_world()
@@ -65,8 +71,10 @@ def _run(world: World, arguments: Sequence[str]) -> int:
     only_asks = {"-h", "--help", "--print_config"} & {argument.partition("=")[0] for argument in arguments}
     if world.launcher is None and not only_asks:
         # Before lightning is imported, which takes seconds that the processes to come will spend again.
-        processes = processes_asked(peek_trainer(arguments))
+        trainer = peek_trainer(arguments)
+        processes = processes_asked(trainer)
         if processes > 1:
+            check_devices(trainer)
             return launch(processes, command)
     from .cli import LaunchNeeded, SegmentationCLI
 
@@ -86,6 +94,21 @@ def _help() -> str:
         f"  python -m {_PACKAGE} fit --config configs/liver.yaml --config configs/ddp.yaml --trainer.devices 2\n\n"
         "VERB --help lists all keys of a verb; --print_config prints them with their values; --version."
     )
+
+
+def _no_verb(given: Sequence[str]) -> str:
+    """What to say where the first word is no verb."""
+    program, word = f"python -m {_PACKAGE}", given[0]
+    later = next((verb for verb in given if verb in _VERBS), None)
+    if later is not None:
+        rest = [argument for argument in given if argument != later]
+        return f"The verb comes first: {program} {later} {' '.join(rest)}"
+    if word.startswith("-") or word.endswith((".yaml", ".yml")):
+        options = " ".join(given if word.startswith("-") else ["--config", *given])
+        return f"The verb is missing; there are {', '.join(_VERBS)}: {program} fit {options}"
+    close = difflib.get_close_matches(word, _VERBS, n=1) or [v for v, what in _VERBS.items() if word in what.split()]
+    fix = f"Did you mean '{close[0]}'?" if close else f"See {program} --help."
+    return f"'{word}' is no verb; there are {', '.join(_VERBS)}. {fix}"
 
 
 def _version() -> str:

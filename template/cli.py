@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,9 +25,12 @@ from .callbacks.predictions import PredictionWriter
 from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.summary import ScoreTable, StartSummary
-from .config_errors import readable
+from .config_errors import Checker, Refused, one_line, refuse_strategy_name, unbuildable
+from .config_sources import read_given, refusal
+from .config_types import Parameters
 from .data import folder, liver, phantom, transforms  # noqa: F401
 from .data.module import SegmentationData
+from .devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import processes_asked
 from .distributed.strategy import SafeDDPStrategy
@@ -39,6 +43,9 @@ from .runs import CHECKPOINTS, claim_folder, find_checkpoint, run_of
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Keys of one verb alone, which another verb would refuse in a saved configuration.
 _VERB_KEYS = ("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "out")
+
+#: Said once, in the data, and where.
+_LINKED = {"model.num_classes": "data.classes", "model.in_channels": "data.in_channels"}
 
 
 class LaunchNeeded(Exception):  # noqa: N818  # a request, not an error
@@ -58,9 +65,9 @@ class _Parser(LightningArgumentParser):
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        parser = getattr(ex, "subcommand_parser", None) or self
-        what, fix = readable(message, [action.dest for action in parser._actions])
-        raise NamedError("config", what, cause="", fix=fix) from ex
+        if not self.exit_on_error:  # of one class; the parser around it tries other alternatives
+            super().error(message, ex)
+        raise Refused(message) from ex
 
 
 class SegmentationCLI(LightningCLI):
@@ -107,8 +114,8 @@ class SegmentationCLI(LightningCLI):
             "--experiment", type=str, default="default", help="Runs of one experiment share runs/<experiment>/."
         )
         parser.add_lightning_class_args(RankZeroCheckpoint, "checkpoint")
-        for key in ("num_classes", "in_channels"):
-            parser.link_arguments(f"data.{key}", f"model.{key}", apply_on="instantiate")
+        for key in _LINKED:
+            parser.link_arguments(key.replace("model.", "data."), key, apply_on="instantiate")
 
     @override
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -125,8 +132,18 @@ class SegmentationCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(args)
+        given = read_given(args)
+        checker = Checker(Parameters(self._subcommand_parsers[args[0]]), _LINKED)
+        checker.check_linked(given)
+        try:
+            self.config = parser.parse_args(args)
+        except Refused as error:
+            raise checker.explain(given, str(error)) from error
+        checker.check_nulls(given)
         self._join_world()
+        if self.world.rank == 0:
+            for line in checker.replaced(given):
+                print(line, file=sys.stderr)
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -150,6 +167,13 @@ class SegmentationCLI(LightningCLI):
         self._until_the_end.enter_context(kept_output(self.rank_folder, self.world.rank))
 
     @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            raise unbuildable(error) from error
+
+    @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
         self._get(self.config_init, "checkpoint").dirpath = str((self.version_folder / CHECKPOINTS).resolve())
@@ -166,10 +190,37 @@ class SegmentationCLI(LightningCLI):
             kwargs["logger"] = loggers(self.verb_folder)
         if config.strategy == "auto" and self.world.size > 1:
             kwargs["strategy"] = SafeDDPStrategy()
+        refuse_strategy_name(config.strategy)
         try:
             return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise refusal(f"The trainer refuses its settings: {one_line(error)}", "--help lists them.") from error
+
+    @override
+    def after_instantiate_classes(self) -> None:
+        """Refuse the name of a metric that nothing logs before it is missed at the end of an epoch."""
+        config = self.config[self.subcommand]
+        if self.subcommand != "fit" or config.trainer.callbacks:  # a user's own callback may log anything
+            return
+        scores = [
+            f"{kind}{region}"
+            for kind in ("dice", "iou")
+            for region in ("", *(f"_{r}" for r in self.datamodule.regions))
+        ]
+        known = ["train/loss", "val/loss", *(f"val/{score}" for score in scores)]
+        asked = {"checkpoint.monitor": config.checkpoint.monitor}
+        if config.model.lr_scheduler:
+            asked["model.monitor"] = config.model.monitor
+        for key, name in asked.items():
+            if name not in known:
+                raise refusal(f"{key} is '{name}', which nothing logs.", f"There are {', '.join(known)}.")
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
         except MisconfigurationException as error:
-            raise NamedError("config", f"The trainer refuses its settings: {error}", cause="") from error
+            raise refusal(f"The trainer refuses its settings: {one_line(error)}", "--help lists them.") from error
 
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
@@ -197,6 +248,7 @@ class SegmentationCLI(LightningCLI):
         """Hold the launcher's number of processes against the configuration, and meet the other processes."""
         config = self.config[self.config.subcommand]
         self.world, trainer = read_world(), config.trainer
+        check_devices(trainer.as_dict())
         asked = processes_asked(trainer.as_dict())
         if self.world.launcher is None:
             if trainer.num_nodes > 1:
@@ -229,10 +281,10 @@ class SegmentationCLI(LightningCLI):
         if checkpoint in ("last", "best"):
             found = find_checkpoint(experiment, checkpoint)
             if found is None and not fit:
-                raise NamedError("no-checkpoint", f"No run in '{experiment}' holds a checkpoint.")
+                raise NamedError("no-checkpoint", f"No run in '{experiment}' holds a checkpoint.", cause="")
             checkpoint = str(found) if found else None
         elif checkpoint and "://" not in checkpoint and not Path(checkpoint).is_file():
-            raise NamedError("no-checkpoint", f"The checkpoint '{checkpoint}' does not exist.")
+            raise NamedError("no-checkpoint", f"The checkpoint '{checkpoint}' does not exist.", cause="")
         run = run_of(Path(checkpoint)) if checkpoint else None
         if fit and (run is None or run.parent != experiment.resolve()):
             run = None
