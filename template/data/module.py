@@ -181,7 +181,7 @@ class SegmentationData(LightningDataModule):
                 fix="Install the extra: pip install '.[medical]'.",
             ) from error
         file = folder / f"{case.name}.nii.gz"
-        nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), file)
+        nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), file)  # type: ignore[no-untyped-call]
         return file
 
     def display(self, image: Tensor) -> Tensor:
@@ -234,6 +234,20 @@ class SegmentationData(LightningDataModule):
             self._seed(),
         )
         return self._loader(self._dataset(self._listed("train"), self.augment), sampler, collate)
+
+    def probe_batch(self) -> Any:
+        """This process's first micro-batch of the first epoch, made without a loader.
+
+        Returns:
+            A batch as of ``train_dataloader``.
+
+        Raises:
+            NamedError: A sample of it cannot be read.
+        """
+        loader = self.train_dataloader()
+        keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]
+        dataset: Any = loader.dataset
+        return self.on_before_batch_transfer(collate(dataset.__getitems__(keys)), 0)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Loader of this process's share of the validation cases."""

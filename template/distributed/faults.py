@@ -136,6 +136,22 @@ _FAULTS = (
         "Install it with pip.",
     ),
     Fault(
+        "unused-parameters",
+        "DDP waits for the gradient of every trainable parameter, and these never get one.",
+        "Remove the layer, use its output in the loss, freeze it before the fit, or set "
+        "strategy.find_unused_parameters to auto if it is meant.",
+    ),
+    Fault(
+        "ready-twice",
+        "Reentrant checkpointing, or a parameter that is used in two backward passes of one step.",
+        "Use torch.utils.checkpoint with use_reentrant=False, or set strategy.static_graph: true.",
+    ),
+    Fault(
+        "changed-in-place",
+        "A buffer (such as BatchNorm's running statistics) was updated between a forward pass and its backward pass.",
+        "Join the two forward passes into one batch, set strategy.broadcast_buffers: false, or clone what is changed.",
+    ),
+    Fault(
         "no-run",
         "The step needs a run that this command does not have.",
         "Run fit first.",

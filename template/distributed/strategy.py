@@ -1,74 +1,64 @@
-"""The DDP strategy: its knobs, its process group, and evaluation that counts every sample once."""
+"""The DDP strategy: its knobs, its process group, its probe step, and evaluation that counts every sample once."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from . import sync_batchnorm
 from .collectives import use_group
-from .faults import NamedError
-from .world import current_store
+from .diagnose import diagnose
+from .knobs import CommHook, check_device, check_knobs, parse_timeout
+from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, unused_error
+from .world import STARTUP_TIMEOUT, current_store
 
 # torch 2.14 deprecates `broadcast_buffers` in favour of the other name.
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
 _BUFFERS = "forward_sync_buffers" if _NEW_NAME else "broadcast_buffers"
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
-
-
-def parse_timeout(value: float | str) -> timedelta:
-    """Read a timeout.
-
-    Args:
-        value: Seconds, or text such as ``90s``, ``30m`` or ``1h30m``.
-
-    Raises:
-        NamedError: It is not a positive time.
-    """
-    text = str(value).strip().lower()
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if seconds <= 0 or re.sub(r"(\d+(?:\.\d+)?)\s*([smh]?)", "", text).strip():
-        raise NamedError(
-            "config",
-            f"strategy.timeout is '{value}', which is not a time.",
-            cause="A number means seconds.",
-            fix="Write it as 90, 90s, 30m or 1h30m.",
-        )
-    return timedelta(seconds=seconds)
+# Public since torch 2.14 under the first name.
+_set_timeout: Any = getattr(dist.distributed_c10d, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
 class SafeDDPStrategy(DDPStrategy):
     """Data-parallel training in which the number of processes does not change the result.
 
     Args:
-        find_unused_parameters: Let DDP look, in every step, for parameters that got no gradient. Costs a walk over the
-            graph in each step; needed only where a part of the network is unused on purpose.
+        find_unused_parameters: Whether DDP looks, in every step, for parameters that got no gradient, which costs a
+            walk over the graph each time. ``auto``: only if a probe step at the start finds some, and tells which.
+            ``false``: such parameters are refused, by name.
         sync_batchnorm: While training, compute the statistics of BatchNorm layers over all processes.
-        timeout: Longest wait of a collective: seconds, or text such as ``30m``.
+        timeout: Longest wait of a collective once training runs: seconds, or text such as ``30m``. Start-up may take
+            ten minutes where this is less.
         broadcast_buffers: Copy rank 0's buffers to all ranks before each forward pass. With synchronised BatchNorm
             they are equal anyway.
         static_graph: Promise DDP that each step uses the same parameters.
         gradient_as_bucket_view: Let gradients live in DDP's buckets, which saves a copy of all of them.
         bucket_cap_mb: Size of a bucket of gradients, in MiB. 25 is DDP's own default.
         process_group_backend: ``gloo`` or ``nccl``; default: by device.
+        init_method: Where processes meet: ``env://`` (as the launcher says), ``tcp://host:port`` or
+            ``file:///path`` of a new file that all machines see.
+        comm_hook: Send gradients compressed: ``fp16``, ``bf16``, or ``powersgd`` (low rank). Changes the result.
+
+    Raises:
+        NamedError: A knob has a value that cannot be used, or two do not go together.
     """
 
     def __init__(
         self,
         *,
-        find_unused_parameters: bool = False,
+        find_unused_parameters: bool | Literal["auto"] = "auto",
         sync_batchnorm: bool = True,
         timeout: float | str = "30m",
         broadcast_buffers: bool = False,
@@ -76,31 +66,47 @@ class SafeDDPStrategy(DDPStrategy):
         gradient_as_bucket_view: bool = True,
         bucket_cap_mb: float = 25,
         process_group_backend: str | None = None,
+        init_method: str = "env://",
+        comm_hook: CommHook = "none",
     ) -> None:
+        check_knobs(find_unused_parameters, static_graph, bucket_cap_mb, process_group_backend, init_method, comm_hook)
+        self.training_timeout = parse_timeout(timeout)
         ddp: dict[str, Any] = {
-            "find_unused_parameters": find_unused_parameters,
+            "find_unused_parameters": find_unused_parameters is True,
             "static_graph": static_graph,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "bucket_cap_mb": bucket_cap_mb,
             _BUFFERS: broadcast_buffers,
         }
         super().__init__(
-            timeout=parse_timeout(timeout),
-            process_group_backend=process_group_backend,
-            **ddp,
+            timeout=max(self.training_timeout, STARTUP_TIMEOUT), process_group_backend=process_group_backend, **ddp
         )
+        self.find_unused_parameters = find_unused_parameters
         self.sync_batchnorm = sync_batchnorm
+        self.init_method = init_method
+        self.comm_hook = comm_hook
+        self._groups: list[Any] = []
+
+    # Processes -----------------------------------------------------------------------------------------------------
+
+    @override
+    def _configure_launcher(self) -> None:
+        # With processes that a launcher started, or with one alone, there is nothing to launch; Lightning's launcher
+        # would refuse to run one process in a notebook.
+        environment = self.cluster_environment
+        if environment is not None and not environment.creates_processes_externally and self.num_processes > 1:
+            super()._configure_launcher()
 
     @override
     def setup_distributed(self) -> None:
         reset_seed()
         self.set_world_ranks()
+        check_device(self.root_device.type, self._process_group_backend)
         self._process_group_backend = self._get_process_group_backend()
         store = current_store()
         if store is None:
             super().setup_distributed()
         elif not dist.is_initialized():
-            assert self._timeout is not None
             dist.init_process_group(
                 self._process_group_backend,
                 store=store,
@@ -109,8 +115,16 @@ class SafeDDPStrategy(DDPStrategy):
                 timeout=self._timeout,
                 device_id=self.root_device if self.root_device.type == "cuda" else None,
             )
-        group: Any = dist.new_group(timeout=self._timeout) if self.world_size > 1 else None
-        use_group(group)
+        own: Any = dist.new_group(timeout=self._timeout) if self.world_size > 1 else None
+        use_group(own)
+        self._groups = [dist.group.WORLD, own] if own is not None else []
+
+    @override
+    def teardown(self) -> None:
+        use_group(None)
+        super().teardown()
+
+    # The model -----------------------------------------------------------------------------------------------------
 
     @override
     def setup(self, trainer: Trainer) -> None:
@@ -119,16 +133,95 @@ class SafeDDPStrategy(DDPStrategy):
         super().setup(trainer)
 
     @override
+    def configure_ddp(self) -> None:
+        module = self._module()
+        batch = probe_batch(module.trainer)
+        if batch is not None:
+            self._look_for_unused(module, batch)
+        super().configure_ddp()
+        if batch is not None:
+            self._settle_buckets(batch)
+        self._tighten_timeout()
+
+    @override
+    def _register_ddp_hooks(self) -> None:
+        # Lightning registers hooks on GPUs alone; gloo takes them as well.
+        assert isinstance(self.model, DistributedDataParallel)
+        if self.comm_hook == "powersgd":
+            # Compression from the first step on that the approximation allows (it needs averaged gradients before).
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self.comm_hook != "none":
+            self.model.register_comm_hook(None, getattr(default_hooks, f"{self.comm_hook}_compress_hook"))
+
+    def _look_for_unused(self, module: LightningModule, batch: Any) -> None:
+        unused = find_unused(module, lambda: probe_loss(module.trainer, batch))
+        knob = self.find_unused_parameters
+        if unused and knob is False:
+            raise unused_error(unused, self.world_size)
+        if unused and knob == "auto":
+            self._ddp_kwargs["find_unused_parameters"] = not self._ddp_kwargs["static_graph"]
+            rank_zero_info(
+                "find_unused_parameters: auto turned the search on, which costs a walk over the graph in each step. "
+                f"Without gradient in the first one: {describe(unused, self.world_size)}. [unused-parameters]"
+            )
+        if not unused and knob is True:
+            rank_zero_info(
+                "strategy.find_unused_parameters is true, but all parameters got a gradient in the first step: the "
+                "search costs time in every step for nothing. Set it to auto."
+            )
+
+    def _settle_buckets(self, batch: Any) -> None:
+        """Let DDP put its buckets in their final order, which it does after its first backward pass.
+
+        A resumed run would otherwise sum its first step in another order than the run that was never stopped.
+        """
+        assert self.model is not None
+        with nothing_happened(self.model):
+            with self.precision_plugin.train_step_context():
+                loss: Any = self._forward_redirection(self.model, self._module(), "training_loss", batch)
+            if loss.requires_grad:
+                loss.backward()
+            for parameter in self.model.parameters():
+                parameter.grad = None
+
+    def _tighten_timeout(self) -> None:
+        """Start-up is over on all ranks: from now on the knob counts."""
+        if self._groups and self.training_timeout < STARTUP_TIMEOUT:
+            self.barrier()
+            for group in self._groups:
+                _set_timeout(self.training_timeout, group)
+
+    # Steps ---------------------------------------------------------------------------------------------------------
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().training_step(*args, **kwargs)
+        except RuntimeError as error:
+            self._raise_named(error)
+            raise
+
+    @override
+    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+        try:
+            return super().backward(*args, **kwargs)
+        except RuntimeError as error:
+            self._raise_named(error)
+            raise
+
+    @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         # Not through DDP's forward, whose collectives would hang where ranks hold different numbers of batches.
         module = self._module()
         with self.precision_plugin.val_step_context():
             return module.validation_step(*args, **kwargs)
 
-    @override
-    def teardown(self) -> None:
-        use_group(None)
-        super().teardown()
+    def _raise_named(self, error: RuntimeError) -> None:
+        # Here, before Lightning's `on_exception` replaces DDP's message and its parameter numbers.
+        named = diagnose(error, self._module(), self.global_rank)
+        if named is not None:
+            raise named from error
 
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None

@@ -11,6 +11,37 @@ from torchmetrics import Metric
 from ..labels import IGNORE_INDEX, check_regions
 
 
+class MeanLoss(Metric):
+    """Mean of the losses of single samples over all processes, of which some may have none.
+
+    Sums are in double precision, so that the order in which processes add their shares does not show.
+    """
+
+    full_state_update = False
+    total: Tensor
+    samples: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_dtype(torch.float64)
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("samples", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    @property
+    def update_called(self) -> bool:
+        """Always: a process without samples is no mistake to warn of."""
+        return True
+
+    def update(self, loss: Tensor) -> None:
+        """Add the loss of one sample, scalar."""
+        self.total += loss.detach()
+        self.samples += 1
+
+    def compute(self) -> Tensor:
+        """The mean, float64; NaN without a sample."""
+        return self.total / self.samples
+
+
 class SegmentationScores(Metric):
     """Dice and IoU of regions, from one confusion matrix of pixels.
 

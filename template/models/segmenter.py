@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -10,13 +11,12 @@ import torch.nn.functional as F
 from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from ..distributed.collectives import local_sums
 from ..distributed.faults import NamedError
 from ..labels import default_regions
 from .losses import CrossEntropyDice
-from .metrics import SegmentationScores
+from .metrics import MeanLoss, SegmentationScores
 
 Batch = dict[str, Any]
 
@@ -69,7 +69,9 @@ class Segmenter(LightningModule):
             try:
                 build(in_channels, num_classes)
             except ValueError as error:
-                raise NamedError("network-output", f"{type(net).__name__} does not fit the data: {error}.") from error
+                raise NamedError(
+                    "network-output", f"{type(net).__name__} does not fit the data: {error}.", "", ""
+                ) from error
         self.net = net
         self.num_classes = num_classes
         self.in_channels = in_channels
@@ -96,10 +98,14 @@ class Segmenter(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Build optimizer and schedule once the parameters are where they will be trained."""
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        trainable = [p for p in self.parameters() if p.requires_grad]
+        if not trainable:
+            raise NamedError("config", f"The network {type(self.net).__name__} has nothing to train.", "", "")
+        optimizer = _configured("model.optimizer", self.optimizer, trainable)
         if self.lr_scheduler is None:
             return optimizer
-        scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": self.lr_interval, "monitor": self.monitor}
+        schedule = _configured("model.lr_scheduler", self.lr_scheduler, optimizer)
+        scheduler = {"scheduler": schedule, "interval": self.lr_interval, "monitor": self.monitor}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def forward(self, image: Tensor) -> list[Tensor]:
@@ -127,11 +133,17 @@ class Segmenter(LightningModule):
         return outputs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Log and return :meth:`training_loss`."""
+        loss = self.training_loss(batch)
+        # The loss is already global: nothing is left for Lightning to synchronise.
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(batch["mask"]))
+        return loss
+
+    def training_loss(self, batch: Batch) -> Tensor:
         """Loss of a micro-batch, the same on every process.
 
         Args:
             batch: ``image`` [N, C, *S] and ``mask`` [N, *S].
-            batch_idx: Number of the micro-batch in its epoch.
 
         Returns:
             The loss over the global micro-batch, scalar.
@@ -139,10 +151,7 @@ class Segmenter(LightningModule):
         outputs, mask = self(batch["image"]), batch["mask"].long()
         weights = [self.aux_weight**i for i in range(len(outputs))]
         losses = [w * self.loss(*_same_size(out, mask)) for w, out in zip(weights, outputs, strict=True)]
-        loss: Tensor = torch.stack(losses).sum() / sum(weights)
-        # The loss is already global: nothing is left for Lightning to synchronise.
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(mask))
-        return loss
+        return torch.stack(losses).sum() / sum(weights)
 
     def validation_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
         """Score a batch; see :meth:`_evaluate`."""
@@ -164,7 +173,7 @@ class Segmenter(LightningModule):
         """Log the scores over all processes."""
         self._log_scores("test", self.test_scores, self.test_loss)
 
-    def _evaluate(self, batch: Sequence[Batch], scores: SegmentationScores, mean_loss: MeanMetric) -> Predictions:
+    def _evaluate(self, batch: Sequence[Batch], scores: SegmentationScores, mean_loss: MeanLoss) -> Predictions:
         predictions = []
         for group in batch:
             mask = group["mask"].long()
@@ -179,7 +188,7 @@ class Segmenter(LightningModule):
             predictions.append(prediction.to(torch.uint8))
         return {"prediction": predictions}
 
-    def _log_scores(self, stage: str, scores: SegmentationScores, mean_loss: MeanMetric) -> None:
+    def _log_scores(self, stage: str, scores: SegmentationScores, mean_loss: MeanLoss) -> None:
         values = {f"{stage}/loss": mean_loss.compute()}
         values |= {f"{stage}/{name}": value for name, value in scores.compute().items()}
         self.log_dict({name: value.float() for name, value in values.items()})
@@ -189,10 +198,7 @@ class Segmenter(LightningModule):
     def _score_by(self, regions: Mapping[str, Sequence[int]]) -> None:
         self.val_scores = SegmentationScores(self.num_classes, regions)
         self.test_scores = SegmentationScores(self.num_classes, regions)
-        # In double precision the order in which processes add their shares does not show.
-        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
-        self.val_loss.set_dtype(torch.float64)
-        self.test_loss.set_dtype(torch.float64)
+        self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
 
     def _labels(self, logits: Tensor, size: Sequence[int]) -> Tensor:
         return _resize(logits, size).argmax(1).to(torch.uint8)
@@ -201,15 +207,8 @@ class Segmenter(LightningModule):
         name = type(self.net).__name__
         try:
             outputs = _outputs(self.net(image))
-        except (RuntimeError, ValueError, TypeError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise NamedError(
-                "network-output",
-                f"The network {name} fails on its first batch of images {list(image.shape)}: {reason}.",
-                cause=f"It may be built for another number of channels than data.in_channels = {self.in_channels}, or "
-                "for sizes that are a multiple of some number.",
-                fix="Set the network's init_args to fit, or model.pad_to for the sizes (32 suits most encoders).",
-            ) from error
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            raise self._refused_images(image, error) from error
         if not outputs or outputs[0].ndim != image.ndim or outputs[0].shape[:2] != (len(image), self.num_classes):
             found = list(outputs[0].shape) if outputs else "no tensor"
             raise NamedError(
@@ -223,6 +222,46 @@ class Segmenter(LightningModule):
             )
         self._output_checked = True
         return outputs
+
+    def _refused_images(self, image: Tensor, error: Exception) -> NamedError:
+        """What to change where the network's first forward pass fails."""
+        reason = " ".join(str(error).split()[:60]).rstrip(".") or type(error).__name__
+        # torch's own words, the same since 1.0
+        expected = re.search(r"to have (\d+) channels, but got (\d+) channels", reason)
+        cause = "It may ask for another number of channels or axes, or for sizes that are a multiple of some number."
+        fix = "Set its init_args to fit the images, or model.pad_to for the sizes."
+        if image.shape[1] != self.in_channels:
+            cause = (
+                f"data.preprocess makes {image.shape[1]} channels out of the {self.in_channels} of data.in_channels."
+            )
+            fix = "Remove the transform, or use a network that is not told data.in_channels."
+        elif expected and expected[2] == str(image.shape[1]):
+            cause = f"It is built for {expected[1]} channels, and the images have {expected[2]}."
+            fix = "Set the channel argument in model.net.init_args (in_channels, in_chans)"
+            fix += ", or make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess." * (
+                expected[2] == "1"
+            )
+        elif "divisible" in reason:
+            cause, fix = "Its encoder halves the image several times.", "Set model.pad_to: 32, or the number it names."
+        elif "Expected more than 1 value per channel" in reason:
+            cause, fix = (
+                "BatchNorm of one pixel has no variance.",
+                "Use larger images, or two or more in data.batch_size.",
+            )
+        return NamedError(
+            "network-output",
+            f"The network {type(self.net).__name__} fails on its first images, {list(image.shape)}: {reason}.",
+            cause=cause,
+            fix=fix,
+        )
+
+
+def _configured(key: str, make: Callable[[Any], Any], argument: Any) -> Any:
+    """Make the optimizer or the schedule; what it does not accept is a matter of the configuration."""
+    try:
+        return make(argument)
+    except (ValueError, TypeError) as error:
+        raise NamedError("config", f"{key} is refused: {error}.", cause="", fix="Correct its init_args.") from error
 
 
 def _outputs(output: Any) -> list[Tensor]:

@@ -1,0 +1,29 @@
+"""Names, in a run of one process, what will stop a run of several."""
+
+from __future__ import annotations
+
+import warnings
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from ..distributed.probe import describe, find_unused, probe_batch, probe_loss
+from ..distributed.strategy import SafeDDPStrategy
+
+
+class ProbeStep(Callback):
+    """Runs one step whose effects are discarded before the first real one; the strategy does it where it is DDP."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of parameters that get no gradient."""
+        if isinstance(trainer.strategy, SafeDDPStrategy):
+            return
+        batch = probe_batch(trainer)
+        if batch is None:
+            return
+        unused = find_unused(pl_module, lambda: probe_loss(trainer, batch))
+        if unused:
+            warnings.warn(
+                f"Trainable parameters got no gradient: {describe(unused, trainer.world_size)}. They are not trained; "
+                "with several processes, DDP would look for them in every step. [unused-parameters]",
+                stacklevel=2,
+            )
