@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PACKAGE := template
-EXTRAS := dev,encoders,notebooks
+EXTRAS := dev,encoders,medical,notebooks
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -47,6 +47,6 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml Makefile | $(BIN)/python
 	$(BIN)/python -m pip install --editable ".[$(EXTRAS)]"
 	@touch $(VENV)/.core $@
