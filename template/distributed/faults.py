@@ -152,6 +152,31 @@ _FAULTS = (
         "Join the two forward passes into one batch, set strategy.broadcast_buffers: false, or clone what is changed.",
     ),
     Fault(
+        "hang",
+        "The code there does not return, or needs longer than strategy.timeout.",
+        "Correct what happens at that line; if it is only slow, raise strategy.timeout.",
+    ),
+    Fault(
+        "rank-gone",
+        "It was killed from outside (kill -9, the kernel out of memory, the scheduler), or it crashed in C code.",
+        "Look at the end of its log and at dmesg; if memory ran out, lower data.num_workers or data.batch_size.",
+    ),
+    Fault(
+        "rank-stopped-early",
+        "It got fewer batches than the others, or returned before them.",
+        "Give every rank the same number of batches, as the samplers of SegmentationData do.",
+    ),
+    Fault(
+        "rank-failed",
+        "The other ranks cannot go on without it.",
+        "Mend that failure; the whole traceback is in error.txt in the rank's folder.",
+    ),
+    Fault(
+        "connection-lost",
+        "A network interface that the machines cannot reach each other by, a firewall, or a fault of the network.",
+        "Name the interface with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, and set NCCL_DEBUG=INFO to see more.",
+    ),
+    Fault(
         "no-run",
         "The step needs a run that this command does not have.",
         "Run fit first.",
