@@ -250,7 +250,7 @@ class Segmenter(LightningModule):
             )
         return NamedError(
             "network-output",
-            f"The network {type(self.net).__name__} fails on its first images, {list(image.shape)}: {reason}.",
+            f"The network {type(self.net).__name__} fails on its first batch of images {list(image.shape)}: {reason}.",
             cause=cause,
             fix=fix,
         )
