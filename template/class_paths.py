@@ -70,7 +70,7 @@ def _by_name(name: str, bases: tuple[type, ...], key: str, where: str) -> type:
     if len(same) == 1:
         return same[0]
     if same:
-        paths = " or ".join(map(public_path, same))
+        paths = " or ".join(map(full_path, same))
         raise refusal(f"{where}: {key}: '{name}' is the name of several classes.", f"Give the full path: {paths}.")
     kinds = " or ".join(map(public_path, bases))
     own = [found.__name__ for found in candidates if found.__module__.startswith(f"{_PACKAGE}.")]

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 # Imported so that the configuration can name them by their short names.
+from .build_errors import unbuildable
 from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
 from .callbacks.history import loggers
 from .callbacks.pictures import PicturesCallback
@@ -25,9 +26,9 @@ from .callbacks.predictions import PredictionWriter
 from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.summary import ScoreTable, StartSummary
-from .config_errors import Checker, Refused, one_line, refuse_strategy_name, unbuildable
+from .config_errors import Checker, Refused, refuse_strategy_name
 from .config_sources import read_given, refusal
-from .config_types import Parameters
+from .config_types import Parameters, one_line
 from .data import folder, liver, phantom, transforms  # noqa: F401
 from .data.module import SegmentationData
 from .devices import check_devices
@@ -137,7 +138,7 @@ class SegmentationCLI(LightningCLI):
         checker.check_linked(given)
         try:
             self.config = parser.parse_args(args)
-        except Refused as error:
+        except Exception as error:  # what the parser refuses, and what importing a class raises
             raise checker.explain(given, str(error)) from error
         checker.check_nulls(given)
         self._join_world()

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
-import traceback
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import StrategyRegistry
 
 from .class_paths import find_class, nearest
-from .config_sources import COMMAND_LINE, SPEC_KEYS, Given, refusal
-from .config_types import Parameters, accepts, class_types, expected, members, public_path, shown
-from .distributed.faults import FAULTS, NamedError
-
-_ASK = "--help and --print_config show what is accepted."
+from .config_sources import ASK, COMMAND_LINE, SPEC_KEYS, Given, refusal
+from .config_types import Parameters, accepts, class_types, expected, members, one_line, shown
+from .distributed.faults import NamedError
 
 
 class Refused(Exception):  # noqa: N818  # becomes a NamedError once its reason is found
@@ -59,7 +55,7 @@ class Checker:
             return refusal(
                 f"{COMMAND_LINE}: '{match[1]}' is no key with its value.", "Write --KEY VALUE, with two dashes."
             )
-        return refusal(f"The configuration is refused: {one_line(message)}", _ASK)
+        return refusal(f"The configuration is refused: {one_line(message)}", ASK)
 
     def check_linked(self, given: Given) -> None:
         """Refuse a value for a key that is filled in from elsewhere: the parser would replace it without a word.
@@ -244,7 +240,7 @@ class Checker:
         if not fix and (same := self._elsewhere(last, above if not prefix else Given())):
             fix = f"Did you mean '{same}'?"
         if not fix:
-            fix = f"Known here are {', '.join(level)}." if len(level) < 15 else _ASK
+            fix = f"Known here are {', '.join(level)}." if len(level) < 15 else ASK
         return refusal(f"{given.where}: the key '{dest}' is unknown.", fix)
 
     def _elsewhere(self, name: str, given: Given) -> str | None:
@@ -262,44 +258,6 @@ class Checker:
         return None
 
 
-def unbuildable(error: Exception) -> NamedError:
-    """What an object of the configuration said when it was made.
-
-    Args:
-        error: What the parser raised. Where it tries several alternatives it keeps the first one's exception and the
-            text of all.
-    """
-    root: BaseException = error
-    while not isinstance(root, NamedError) and root.__cause__ is not None:
-        root = root.__cause__
-    if isinstance(root, NamedError):
-        generic = (root.identifier, root.cause) == ("config", FAULTS["config"].cause)
-        return refusal(root.what, _ASK) if generic else root
-    for line in reversed(str(error).splitlines()):
-        match = re.fullmatch(r"[\s-]*(.*) \[([a-z-]+)\]", line)
-        if match and match[2] in FAULTS:
-            return NamedError(match[2], match[1], cause="", fix="")
-    made, place = "An object", ""
-    for frame, line_number in traceback.walk_tb(root.__traceback__):
-        if frame.f_code.co_name == "default_class_instantiator":  # of jsonargparse
-            found = frame.f_locals["class_type"]
-            made, place = public_path(found) if inspect.isclass(found) else found.__name__, ""
-        elif (file := Path(frame.f_code.co_filename)).is_relative_to(Path.cwd()):
-            place = f" ({file.relative_to(Path.cwd())}:{line_number})"
-    said = one_line(root)
-    if isinstance(root, (ValueError, TypeError)):
-        what = said if said.startswith(f"{made}:") else f"{made} refuses its arguments: {said}"
-    else:
-        what = f"{made} cannot be made: {type(root).__name__}: {said}"
-    fix = f"Correct its init_args; {_ASK}"
-    if isinstance(root, OSError):
-        fix = (
-            "If it wants to download pretrained weights and there is no network, switch them off in its init_args "
-            "(weights_backbone: null, encoder_weights: null, pretrained: false)."
-        )
-    return refusal(f"{what.rstrip('.')}{place}.", fix)
-
-
 def refuse_strategy_name(strategy: Any) -> None:
     """Refuse the name of a strategy that is not registered.
 
@@ -315,15 +273,9 @@ def refuse_strategy_name(strategy: Any) -> None:
         )
 
 
-def one_line(message: object, limit: int = 300) -> str:
-    """A message or an exception in one line of limited length."""
-    text = " ".join(str(message).split()) or type(message).__name__
-    return text if len(text) <= limit else f"{text[:limit].rsplit(' ', 1)[0]} …"
-
-
 def _default(default: Any) -> str:
     if default is None or isinstance(default, Mapping):
-        return _ASK
+        return ASK
     return f"The default is {shown(Given(default, COMMAND_LINE))}."
 
 

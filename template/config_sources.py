@@ -13,6 +13,8 @@ import yaml
 from .distributed.faults import NamedError
 
 COMMAND_LINE = "command line"
+#: Where to look when nothing better can be said.
+ASK = "--help and --print_config show what is accepted."
 #: What the description of an object consists of; every other key beside them is misplaced.
 SPEC_KEYS = ("class_path", "init_args", "dict_kwargs")
 _NO_VALUES = ("help", "print_config", "version")

@@ -149,3 +149,11 @@ def shown(given: Given) -> str:
     value = given.plain()
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def one_line(message: object, limit: int = 300) -> str:
+    """A message or an exception in one line of limited length."""
+    # str() of a KeyError is a repr.
+    message = message.args[0] if isinstance(message, KeyError) and message.args else message
+    text = " ".join(str(message).split()) or type(message).__name__
+    return text if len(text) <= limit else f"{text[:limit].rsplit(' ', 1)[0]} …"
