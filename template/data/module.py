@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from ..distributed.faults import NamedError
 from ..labels import MAX_CLASSES, check_regions, default_regions
 from .dataset import Case, CaseDataset, collate, collate_by_shape
+from .loader import PositionedLoader
 from .sampler import EvaluationBatchSampler, GlobalBatchSampler
 
 Split = Literal["train", "val", "test"]
@@ -222,7 +223,7 @@ class SegmentationData(LightningDataModule):
         for split in _STAGES.get(stage, ()):
             self._listed(split)
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> PositionedLoader:
         """Loader of this process's share of the global batches."""
         trainer, plan = self._trainer(), self.plan()
         sampler = GlobalBatchSampler(
@@ -233,7 +234,8 @@ class SegmentationData(LightningDataModule):
             plan.world_size,
             self._seed(),
         )
-        return self._loader(self._dataset(self._listed("train"), self.augment), sampler, collate)
+        dataset = self._dataset(self._listed("train"), self.augment)
+        return PositionedLoader(dataset, sampler, collate_fn=collate, **self._loader_settings())
 
     def probe_batch(self) -> Any:
         """This process's first micro-batch of the first epoch, made without a loader.
@@ -245,9 +247,8 @@ class SegmentationData(LightningDataModule):
             NamedError: A sample of it cannot be read.
         """
         loader = self.train_dataloader()
-        keys = next(iter(loader.batch_sampler))  # type: ignore[arg-type]
         dataset: Any = loader.dataset
-        return self.on_before_batch_transfer(collate(dataset.__getitems__(keys)), 0)
+        return self.on_before_batch_transfer(collate(dataset.__getitems__(next(iter(loader.deals)))), 0)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Loader of this process's share of the validation cases."""
@@ -292,26 +293,19 @@ class SegmentationData(LightningDataModule):
         trainer = self._trainer()
         batch_size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
         sampler = EvaluationBatchSampler(len(cases), batch_size, trainer.global_rank, trainer.world_size)
-        return self._loader(self._dataset(cases, None), sampler, collate_by_shape)
+        dataset = self._dataset(cases, None)
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_by_shape, **self._loader_settings())
 
-    def _loader(
-        self,
-        dataset: CaseDataset,
-        batch_sampler: GlobalBatchSampler | EvaluationBatchSampler,
-        collate_fn: Callable[[Any], Any],
-    ) -> DataLoader[Any]:
+    def _loader_settings(self) -> dict[str, Any]:
         workers = self._workers()
-        return DataLoader(
-            dataset,
-            batch_sampler=batch_sampler,
-            num_workers=workers,
-            collate_fn=collate_fn,
-            pin_memory=self._trainer().strategy.root_device.type == "cuda",
-            persistent_workers=workers > 0,
+        return {
+            "num_workers": workers,
+            "pin_memory": self._trainer().strategy.root_device.type == "cuda",
+            "persistent_workers": workers > 0,
             # A loader seeds its workers from this; without it, from torch's global generator, which the
             # network's dropout uses as well.
-            generator=torch.Generator().manual_seed(self._seed()),
-        )
+            "generator": torch.Generator().manual_seed(self._seed()),
+        }
 
     def _workers(self) -> int:
         if isinstance(self.num_workers, int):

@@ -42,6 +42,11 @@ class GlobalBatchSampler(Sampler[list[tuple[int, int]]]):
         # Lightning calls set_epoch on `loader.batch_sampler.sampler`.
         self.sampler = self
 
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch over all processes."""
+        return self.batch_size // self.accumulation
+
     def set_epoch(self, epoch: int) -> None:
         """Deal the batches of another epoch from its first one."""
         if epoch != self.epoch:
@@ -58,10 +63,9 @@ class GlobalBatchSampler(Sampler[list[tuple[int, int]]]):
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, first = self.epoch, self.first
         order = np.random.default_rng((self.seed, epoch)).permutation(self.num_samples)
-        micro = self.batch_size // self.accumulation
-        share = micro // self.world_size
+        share = self.micro_batch // self.world_size
         for number in range(first, len(self)):
-            start = number * micro + self.rank * share
+            start = number * self.micro_batch + self.rank * share
             yield [(epoch, int(index)) for index in order[start : start + share]]
 
 

@@ -1,0 +1,62 @@
+"""A training loader that can say how far it is in an epoch, and go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from ..distributed.faults import NamedError
+from .sampler import GlobalBatchSampler
+
+
+class PositionedLoader(DataLoader[Any]):
+    """Lightning stores its state in checkpoints and restores it before the first batch is fetched.
+
+    The position is counted in samples of the global batches, so that it holds for any number of processes.
+
+    Args:
+        dataset: The samples.
+        deals: Deals the batches.
+        settings: Further settings of :class:`torch.utils.data.DataLoader`.
+    """
+
+    def __init__(self, dataset: Dataset[Any], deals: GlobalBatchSampler, **settings: Any) -> None:
+        super().__init__(dataset, batch_sampler=deals, **settings)
+        self.deals = deals
+        self._position = {"epoch": 0, "samples": 0}
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator is all that a loop asks for
+        """Yield the batches from the sampler's position on."""
+        epoch, done, micro = self.deals.epoch, self.deals.first, self.deals.micro_batch
+        for batch in super().__iter__():
+            done += 1
+            # Said before the batch is trained on: whoever asks does so after it, and before the next.
+            self._position = {"epoch": epoch, "samples": done * micro}
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Epoch, and samples of it that are done over all processes."""
+        return dict(self._position)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Deal the batch after the stored position next.
+
+        Raises:
+            NamedError: The batches are not those of the stored run.
+        """
+        micro, samples = self.deals.micro_batch, state["samples"]
+        if samples % micro:
+            raise NamedError(
+                "batch-size",
+                f"The checkpoint was written {samples} samples into an epoch, which is no multiple of {micro}, the "
+                "samples of one global micro-batch now.",
+                cause="data.batch_size or trainer.accumulate_grad_batches has changed since.",
+                fix="Resume with the values in the config.yaml of the run's folder.",
+            )
+        epoch, first = state["epoch"], samples // micro
+        if first >= len(self.deals):
+            epoch, first = epoch + 1, 0
+        self.deals.set_position(epoch, first)
+        self._position = {"epoch": epoch, "samples": first * micro}
