@@ -73,9 +73,8 @@ def _by_name(name: str, bases: tuple[type, ...], key: str, where: str) -> type:
         paths = " or ".join(map(full_path, same))
         raise refusal(f"{where}: {key}: '{name}' is the name of several classes.", f"Give the full path: {paths}.")
     kinds = " or ".join(map(public_path, bases))
-    own = [found.__name__ for found in candidates if found.__module__.startswith(f"{_PACKAGE}.")]
-    # The project's own names first: torch alone has hundreds of modules.
-    close = nearest(name, own) or nearest(name, [found.__name__ for found in candidates])
+    # The program's own names first: torch alone has hundreds of modules.
+    close = nearest(name, own_names(bases)) or nearest(name, [found.__name__ for found in candidates])
     fix = f"Did you mean '{close}'?" if close else _example(bases)
     raise refusal(f"{where}: {key}: no {kinds} has the name '{name}'.", fix)
 
@@ -171,8 +170,14 @@ def _returned(function: Any) -> Any:
         return inspect.signature(function).return_annotation if callable(function) else None
 
 
+def own_names(bases: tuple[type, ...]) -> list[str]:
+    """Names of this program's own classes below the bases."""
+    own = (found for found in _subclasses(bases) if found.__module__.startswith(f"{_PACKAGE}."))
+    return sorted(found.__name__ for found in own if found not in bases)
+
+
 def _example(bases: tuple[type, ...]) -> str:
-    own = sorted(c.__name__ for c in _subclasses(bases) if c.__module__.startswith(f"{_PACKAGE}.") and c not in bases)
+    own = own_names(bases)
     # Of modules this program has losses and transforms as well: a list would mislead.
     names = f"the name of one of this program's own ({', '.join(own)}) or " if 0 < len(own) < 6 else ""
     return f"Give {names}a full path such as package.module.Class."

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from lightning.pytorch import LightningModule, Trainer
@@ -26,7 +26,8 @@ from .callbacks.predictions import PredictionWriter
 from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.summary import ScoreTable, StartSummary
-from .config_errors import Checker, Refused, refuse_strategy_name
+from .config_errors import Checker, refuse_strategy_name, refuse_unlogged
+from .config_parser import ConfigParser
 from .config_sources import read_given, refusal
 from .config_types import Parameters, one_line
 from .data import folder, liver, phantom, transforms  # noqa: F401
@@ -61,16 +62,6 @@ class LaunchNeeded(Exception):  # noqa: N818  # a request, not an error
         self.processes = processes
 
 
-class _Parser(LightningArgumentParser):
-    """Ends in one sentence instead of a page of usage."""
-
-    @override
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:  # of one class; the parser around it tries other alternatives
-            super().error(message, ex)
-        raise Refused(message) from ex
-
-
 class SegmentationCLI(LightningCLI):
     """``fit``, ``validate``, ``test`` and ``predict`` of a :class:`Segmenter` on a :class:`SegmentationData`.
 
@@ -97,9 +88,9 @@ class SegmentationCLI(LightningCLI):
                     # Checkpoints hold no class path of the package, so that they load under any name of it.
                     load_from_checkpoint_support=False,
                     trainer_defaults={"enable_model_summary": False, "log_every_n_steps": 5},
-                    parser_class=_Parser,
+                    parser_class=ConfigParser,
                     # An abbreviated key would pass on the command line and be refused in a file.
-                    parser_kwargs={"allow_abbrev": False, "prog": _PACKAGE, "description": "Image segmentation."},
+                    parser_kwargs={"allow_abbrev": False, "prog": _PACKAGE},
                     args=list(args),
                 )
             except Exception as error:
@@ -109,18 +100,35 @@ class SegmentationCLI(LightningCLI):
                 raise
 
     @override
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_default_arguments_to_parser(parser)
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs.")
         parser.add_argument(
             "--experiment", type=str, default="default", help="Runs of one experiment share runs/<experiment>/."
         )
+
+    @override
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        # Lightning's own order has the Trainer's fifty keys before what a reader looks for.
+        parser.add_lightning_class_args(SegmentationData, "data", subclass_mode=True)
+        parser.add_lightning_class_args(Segmenter, "model")
         parser.add_lightning_class_args(RankZeroCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for key in _LINKED:
             parser.link_arguments(key.replace("model.", "data."), key, apply_on="instantiate")
 
     @override
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.usage = f"python -m {_PACKAGE} {subcommand} --config FILE [--config FILE …] [--KEY VALUE …]"
+        parser.description = (
+            f"Arguments of a class: {subcommand} --model.net.help UNet, {subcommand} --data.help Folder. "
+            "Later files and options win."
+        )
         if subcommand != "fit":
             # Scores of random weights are of no use to anyone.
             parser.set_defaults({"ckpt_path": "best"})
@@ -203,18 +211,10 @@ class SegmentationCLI(LightningCLI):
         config = self.config[self.subcommand]
         if self.subcommand != "fit" or config.trainer.callbacks:  # a user's own callback may log anything
             return
-        scores = [
-            f"{kind}{region}"
-            for kind in ("dice", "iou")
-            for region in ("", *(f"_{r}" for r in self.datamodule.regions))
-        ]
-        known = ["train/loss", "val/loss", *(f"val/{score}" for score in scores)]
         asked = {"checkpoint.monitor": config.checkpoint.monitor}
         if config.model.lr_scheduler:
             asked["model.monitor"] = config.model.monitor
-        for key, name in asked.items():
-            if name not in known:
-                raise refusal(f"{key} is '{name}', which nothing logs.", f"There are {', '.join(known)}.")
+        refuse_unlogged(asked, self.datamodule.regions)
 
     @override
     def _run_subcommand(self, subcommand: str) -> None:
@@ -305,7 +305,7 @@ class _SaveConfig(SaveConfigCallback):
         text = self.parser.dump(self.config, skip_none=False, format="yaml")
         config = {key: value for key, value in yaml.safe_load(text).items() if key not in _VERB_KEYS}
         file = Path(trainer.default_root_dir) / self.config_filename
-        content = yaml.safe_dump(_short_names(config), sort_keys=False, allow_unicode=True)
+        content = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         if file.exists() and file.read_text(encoding="utf-8") != content:
             # A resumed run under other settings: what ran before stays readable.
             file.rename(claim_name(file))
@@ -318,19 +318,6 @@ def claim_name(file: Path) -> Path:
     while (free := file.with_name(f"{file.stem}_{number}{file.suffix}")).exists():
         number += 1
     return free
-
-
-def _short_names(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_short_names(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: item.rpartition(".")[2]
-        if key == "class_path" and isinstance(item, str) and item.startswith(f"{_PACKAGE}.")
-        else _short_names(item)
-        for key, item in value.items()
-    }
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -271,6 +271,23 @@ def refuse_strategy_name(strategy: Any) -> None:
             f"trainer.strategy is '{strategy}', and no strategy has this name.",
             f"Did you mean '{close}'?" if close else "Leave it out, or name SafeDDPStrategy as configs/ddp.yaml does.",
         )
+
+
+def refuse_unlogged(asked: Mapping[str, str], regions: Iterable[str]) -> None:
+    """Refuse metrics that the segmenter does not log.
+
+    Args:
+        asked: Key of the configuration to the metric's name.
+        regions: Names of the scored regions.
+
+    Raises:
+        NamedError: ``config``.
+    """
+    scores = [f"val/{kind}{region}" for kind in ("dice", "iou") for region in ("", *(f"_{name}" for name in regions))]
+    known = ["train/loss", "val/loss", *scores]
+    for key, name in asked.items():
+        if name not in known:
+            raise refusal(f"{key} is '{name}', which nothing logs.", f"There are {', '.join(known)}.")
 
 
 def _default(default: Any) -> str:
