@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-# Imported so that the configuration can name them by their short names.
+from . import callbacks, data, models
 from .build_errors import unbuildable
 from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
 from .callbacks.history import loggers
@@ -30,14 +32,12 @@ from .config_errors import Checker, refuse_strategy_name, refuse_unlogged
 from .config_parser import ConfigParser
 from .config_sources import read_given, refusal
 from .config_types import Parameters, one_line
-from .data import folder, liver, phantom, transforms  # noqa: F401
 from .data.module import SegmentationData
 from .devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import processes_asked
 from .distributed.strategy import SafeDDPStrategy
 from .distributed.world import World, agree, open_store, read_world
-from .models import losses, unet  # noqa: F401
 from .models.segmenter import Segmenter
 from .quiet import silence_known
 from .runs import CHECKPOINTS, claim_folder, find_checkpoint, run_of
@@ -45,9 +45,13 @@ from .runs import CHECKPOINTS, claim_folder, find_checkpoint, run_of
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Keys of one verb alone, which another verb would refuse in a saved configuration.
 _VERB_KEYS = ("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "out")
-
 #: Said once, in the data, and where.
 _LINKED = {"model.num_classes": "data.classes", "model.in_channels": "data.in_channels"}
+
+# Every class in these folders can be named by its short name; a new file there needs no entry anywhere.
+for _folder in (callbacks, data, models):
+    for _module in pkgutil.iter_modules(_folder.__path__, f"{_folder.__name__}."):
+        importlib.import_module(_module.name)
 
 
 class LaunchNeeded(Exception):  # noqa: N818  # a request, not an error
