@@ -27,6 +27,7 @@ _VERBS = {
     "validate": "score a checkpoint on the validation cases",
     "test": "score a checkpoint on the test cases",
     "predict": "write masks and overlay pictures of new images (--data.predict PATH --out DIR)",
+    "explain": "find the known failures in a log, and what to do about them (explain [FILE] [--json])",
 }
 
 
@@ -49,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[0] not in _VERBS:
         print(f"error: {_no_verb(given)}", file=sys.stderr)
         return 2
+    if given[0] == "explain":
+        from .explain import main as explain
+
+        return explain(given[1:], f"python -m {_PACKAGE} explain")
     # A network in a file of the user's own is found in the working directory, however the program was started.
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.insert(0, str(Path.cwd()))

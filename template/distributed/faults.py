@@ -6,26 +6,10 @@ the documentation all take its cause and its fix from this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .catalogue import AREAS
+from .catalogue.fault import Fault
 
-
-@dataclass(frozen=True)
-class Fault:
-    """One known failure.
-
-    Attributes:
-        identifier: Stable name, printed with every message.
-        cause: Why it happens, one sentence.
-        fix: What to do, one sentence.
-        exit_code: 1 for a failure of the run, 2 for wrong usage or configuration.
-    """
-
-    identifier: str
-    cause: str
-    fix: str
-    exit_code: int = 1
-
-
+#: What this program finds by itself; the areas of the catalogue hold what other programs print, and what both do.
 _FAULTS = (
     Fault(
         "config",
@@ -136,22 +120,6 @@ _FAULTS = (
         "Install it with pip.",
     ),
     Fault(
-        "unused-parameters",
-        "DDP waits for the gradient of every trainable parameter, and these never get one.",
-        "Remove the layer, use its output in the loss, freeze it before the fit, or set "
-        "strategy.find_unused_parameters to auto if it is meant.",
-    ),
-    Fault(
-        "ready-twice",
-        "Reentrant checkpointing, or a parameter that is used in two backward passes of one step.",
-        "Use torch.utils.checkpoint with use_reentrant=False, or set strategy.static_graph: true.",
-    ),
-    Fault(
-        "changed-in-place",
-        "A buffer (such as BatchNorm's running statistics) was updated between a forward pass and its backward pass.",
-        "Join the two forward passes into one batch, set strategy.broadcast_buffers: false, or clone what is changed.",
-    ),
-    Fault(
         "hang",
         "The code there does not return, or needs longer than strategy.timeout.",
         "Correct what happens at that line; if it is only slow, raise strategy.timeout.",
@@ -160,6 +128,12 @@ _FAULTS = (
         "rank-gone",
         "It was killed from outside (kill -9, the kernel out of memory, the scheduler), or it crashed in C code.",
         "Look at the end of its log and at dmesg; if memory ran out, lower data.num_workers or data.batch_size.",
+        kind="symptom",
+        signs=(
+            "failed (exitcode: -9) local_rank: {local_rank:int} (pid: {pid:int})",
+            "Signal 9 (SIGKILL) received by PID {pid:int}",
+            "terminated with signal SIGKILL",
+        ),
     ),
     Fault(
         "rank-stopped-early",
@@ -177,13 +151,21 @@ _FAULTS = (
         "Name the interface with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, and set NCCL_DEBUG=INFO to see more.",
     ),
     Fault(
+        "log-unreadable",
+        "explain reads text: a log, a traceback or a paste.",
+        "Give it the file of a log, or pipe the text into it.",
+        exit_code=2,
+    ),
+    Fault(
         "no-run",
         "The step needs a run that this command does not have.",
         "Run fit first.",
     ),
 )
 
-FAULTS: dict[str, Fault] = {fault.identifier: fault for fault in _FAULTS}
+#: Heading -> faults, as in the documentation.
+SECTIONS: dict[str, tuple[Fault, ...]] = {**AREAS, "Found by this program": _FAULTS}
+FAULTS: dict[str, Fault] = {fault.identifier: fault for faults in SECTIONS.values() for fault in faults}
 
 
 class NamedError(Exception):
