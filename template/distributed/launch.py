@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -93,9 +94,9 @@ def launch(processes: int, command: Sequence[str]) -> int:
         command: Arguments of the Python interpreter.
 
     Returns:
-        Exit code: 0, or that of the first process that failed.
+        Exit code: 0, that of the first process that failed, or 128 + a signal's number.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -116,13 +117,18 @@ def launch(processes: int, command: Sequence[str]) -> int:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=logs,
-            shutdown_timeout=15,
+            # Seconds for the ranks to save a checkpoint and end, once they are told to.
+            shutdown_timeout=9,
         )
         try:
             elastic_launch(config, sys.executable)(*command)
+        except SignalException as stopped:
+            # The ranks have had the signal too, and the time to save a checkpoint.
+            return 128 + int(stopped.sigval)
         except ChildFailedError as error:
             _, first = error.get_first_failure()
-            _show(first, folder)
+            if first.exitcode != 128 + signal.SIGTERM:
+                _show(first, folder)
             return first.exitcode if first.exitcode > 0 else 1
     return 0
 

@@ -88,7 +88,10 @@ class Segmenter(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Take the names of the scored regions from the data, and lay out the weights."""
-        regions = getattr(getattr(self.trainer, "datamodule", None), "regions", None)
+        trainer: Any = self.trainer
+        # Lightning restores a checkpoint before it does this, and would round weights in double precision.
+        trainer.precision_plugin.convert_module(self)
+        regions = getattr(getattr(trainer, "datamodule", None), "regions", None)
         if regions is not None:
             self._score_by(regions)
         if self.channels_last:

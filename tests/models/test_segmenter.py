@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 
 from template.data.dataset import Case
@@ -153,7 +154,7 @@ def test_channels_last_is_for_weights_of_2d_convolutions() -> None:
     for dims in (2, 3):
         net = UNet(width=4, depth=1, dims=dims)
         module = Segmenter(net, 3, 1)
-        module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]  # all that setup looks at
+        module.trainer = SimpleNamespace(datamodule=None, precision_plugin=Precision())  # type: ignore[assignment]
         module.setup("fit")
         assert module(torch.zeros(1, 1, *[8] * dims))[0].shape == (1, 3, *[8] * dims)
         flat = [p.is_contiguous(memory_format=torch.channels_last) for p in net.parameters() if p.ndim == 4]

@@ -1,0 +1,112 @@
+"""SIGTERM in the middle of an epoch: one checkpoint, all ranks after the same step, and the same end after a resume."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+
+from template.callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
+from template.callbacks.stop import StopOnSignal
+from template.data.phantom import Phantom
+from template.data.transforms import RandomWarp
+from template.distributed import world
+from template.distributed.stop import Stopped
+from template.distributed.strategy import SafeDDPStrategy
+from template.models.segmenter import Segmenter
+from template.models.unet import UNet
+from template.quiet import silence_known
+from tests.ranks import run_ranks
+
+
+class Terminate(Callback):
+    """Sends this process SIGTERM at one place of one rank."""
+
+    def __init__(self, step: int | None, rank: int = 0, in_validation: bool = False) -> None:
+        self.step, self.rank, self.in_validation = step, rank, in_validation
+
+    def on_before_zero_grad(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step and trainer.global_rank == self.rank and not self.in_validation:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_validation_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        if self.in_validation and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(folder: str, terminate: Terminate, ckpt_path: str | None = None, **settings: Any) -> dict[str, torch.Tensor]:
+    silence_known()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    seed_everything(0, workers=True, verbose=False)
+    checkpoint = RankZeroCheckpoint()
+    checkpoint.dirpath = folder
+    trainer = Trainer(
+        accelerator="cpu",
+        precision="64-true",
+        max_epochs=2,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[terminate, StopOnSignal(notice=0.001), checkpoint],
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=folder,
+        **{"devices": 1, **settings},
+    )
+    augment = [RandomWarp(degrees=20)]
+    data = Phantom(train_cases=20, val_cases=2, size=32, batch_size=4, num_workers=0, augment=augment)
+    module = Segmenter(UNet(width=4, depth=2), 3, 1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def test_a_stopped_run_ends_as_the_one_that_was_not(tmp_path: Path) -> None:
+    undisturbed = train(str(tmp_path / "a"), Terminate(None))
+    with pytest.raises(Stopped) as caught:
+        train(str(tmp_path / "b"), Terminate(step=7))  # 5 steps an epoch
+    assert caught.value.exit_code == 143
+    stored = torch.load(tmp_path / "b" / "last.ckpt", weights_only=True)
+    assert (stored["epoch"], stored["global_step"]) == (1, 8)  # the step in which the signal came is finished
+    resumed = train(str(tmp_path / "b"), Terminate(None), str(tmp_path / "b" / "last.ckpt"))
+    for name, value in undisturbed.items():
+        assert torch.equal(resumed[name], value), name
+
+
+def test_in_validation_the_run_ends_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(str(tmp_path), Terminate(None, in_validation=True))
+    assert not (tmp_path / "last.ckpt").exists()  # the first one comes at the end of the first epoch
+
+
+def test_the_signal_is_given_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    train(str(tmp_path), Terminate(None))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _stop_on_two(rank: int, folder: str, step: int | None, ckpt_path: str | None) -> Any:
+    world._store = dist.distributed_c10d._get_default_store()
+    try:
+        return train(folder, Terminate(step, rank=1), ckpt_path, devices=2, strategy=SafeDDPStrategy())
+    except Stopped as stopped:
+        return stopped.exit_code
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    undisturbed = run_ranks(2, _stop_on_two, str(tmp_path / "a"), None, None)
+    codes = run_ranks(2, _stop_on_two, str(tmp_path / "b"), 1, None)
+    assert codes == [143, 143]
+    last = str(tmp_path / "b" / "last.ckpt")
+    assert 1 < torch.load(last, weights_only=True)["global_step"] < 10
+    resumed = run_ranks(2, _stop_on_two, str(tmp_path / "b"), None, last)
+    for rank in (0, 1):
+        for name, value in undisturbed[0].items():
+            assert torch.equal(resumed[rank][name], value), name
