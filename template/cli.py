@@ -80,6 +80,7 @@ class SegmentationCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         silence_known()
+        self._verb = args[0]
         with ExitStack() as self._until_the_end:
             try:
                 super().__init__(
@@ -102,6 +103,11 @@ class SegmentationCLI(LightningCLI):
                 if self.rank_folder is not None:
                     write_error(self.rank_folder, error)
                 raise
+
+    @override
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # the base's needs no instance
+        """The verb that was asked for alone: each has a parser of its own, and making it takes a moment."""
+        return {self._verb: LightningCLI.subcommands()[self._verb]}
 
     @override
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
