@@ -1,0 +1,356 @@
+"""Ends a run that stands still, on all ranks, with the rank and the place in the code that it stands at.
+
+How it is decided who is to blame: :func:`.verdict.judge`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from .faults import NamedError
+from .hang_report import plain_report, sentence, stack_of, with_dump, write_report
+from .heartbeat import Beat, birth, machine
+from .main_thread import MainThread
+from .peers import Peers, hosted_here
+from .stacks import StackFile
+from .verdict import HEARING, SETTLED, Seen, Verdict, judge, waiting
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+ERROR_FILE = "error.txt"
+#: Seconds that ranks wait for one until a note says so, once.
+NOTE_AFTER = 30.0
+#: Seconds within which a process must have ended once the verdict is known; then the interpreter's C code ends it.
+_BACKSTOP = 10.0
+#: Seconds that a rank which has learnt the verdict leaves the one that prints it, so that nothing is printed after.
+_HOLD_BACK = 1.0
+_PEER_FAILURES = re.compile(
+    r"Connection closed by peer|Connection (reset|refused|was likely closed)|Broken pipe|Socket Timeout"
+    r"|Timed out waiting .* (recv|send)|remote process (has )?exited|ncclRemoteError|ncclSystemError|NCCL error"
+    r"|NCCL communicator was aborted|[Cc]ollective operation timeout|failed to (recv|send)|Timed out after \d+ms"
+    r"|wait timeout after \d+ms|gloo/transport|Application timeout caused pair closure"
+)
+_TIMEOUTS = re.compile(r"Timed out|[Tt]imeout")
+
+
+class Watchdog:
+    """Publishes this rank's heartbeat, listens to those of the others, and ends the process when the run stands still.
+
+    A daemon thread does all of it, once a second, through its own clone of the store; the main thread only takes
+    notes. Forked data-loader workers have no such thread and do not touch the clone. With one process there is
+    nothing to wait for, and nothing is started.
+
+    When the run has stopped, the lowest living rank prints one table and the guilty rank's stack; each living rank
+    writes the same to ``error.txt`` in its folder and ends with exit code 1, its data-loader workers too, even when
+    its main thread is blocked in C++.
+
+    Args:
+        store: Of the process group; it is cloned.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        timeout: Longest time that a rank may stay in one place while others wait for it.
+        startup_timeout: The same until its first batch is done.
+        folder: The rank's folder; can be given later with :meth:`use_folder`.
+        out: Where to print; default: what is standard error now, whatever it is redirected to later.
+        leave: Called with the report, for a launcher that prints it.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        startup_timeout: timedelta,
+        folder: Path | None = None,
+        out: TextIO | None = None,
+        leave: Callable[[str], None] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.timeout = timeout
+        self.startup_timeout = startup_timeout
+        self._store = store if world_size > 1 else None
+        self._world_size = world_size
+        self._folder = folder
+        self._out = out
+        self._leave = leave
+        self._main = MainThread()
+        self._beat = Beat(0, os.getpid(), birth(os.getpid()), machine(), socket.gethostname())
+        self._stack_of = -1  # the number of moves after which the stack was last published
+        self._noted: set[tuple[int, str]] = set()
+        self._concluded: float | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._asked = False
+        self._ending = False
+        self._verdict: Verdict | None = None
+        self._decided = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stacks: StackFile | None = None
+
+    # The main thread's part ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to watch the calling thread."""
+        if self._store is None:
+            return
+        if self._out is None:
+            self._out = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace")
+        self._peers = Peers(self._store, self.rank, self._world_size, self.timeout)
+        self._beat = replace(self._beat, hosts=hosted_here(self._store, self.rank))
+        self._main = MainThread()
+        if self._folder is not None:
+            self.use_folder(self._folder)
+        self._say(self._beat)  # at once, so that the others know this rank even if it dies at once
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        atexit.register(self._at_exit, os.getpid())
+
+    def use_folder(self, folder: Path) -> None:
+        """Keep the stack of a frozen or crashed interpreter, and the report, in this folder of the rank."""
+        self._folder = folder
+        if self._store is not None and self._stacks is None:
+            self._stacks = StackFile(folder)
+            self._beat = replace(self._beat, stack_file=str(self._stacks.path))
+
+    def note(self, phase: str, step: int | None = None) -> None:
+        """Say what the main thread does now. Costs a fraction of a microsecond.
+
+        Args:
+            phase: Such as ``training step``.
+            step: Optimizer step, or batch of an evaluation; None keeps the last one.
+        """
+        self._main.note(phase, step)
+
+    def underway(self) -> None:
+        """Say that the first batch is done: from now on :attr:`timeout` counts."""
+        self._main.startup = False
+
+    def on_exception(self, error: BaseException) -> None:
+        """Tell the others, as soon as an exception is there, that this rank failed, or that it fails because of them.
+
+        Args:
+            error: What the main thread raised.
+        """
+        if self._thread is None or self._beat.state != "running":
+            return
+        self._beat = self._main.beat_of(self._beat, error)
+        if is_peer_failure(error):
+            self._say(replace(self._beat, state="victim", call=self._beat.call or "a collective"))
+            self._peers.raise_alarm("timeout" if _TIMEOUTS.search(str(error)) else "broken")
+        else:
+            text = str(error) if isinstance(error, NamedError) else f"{type(error).__name__}: {error}".strip(": ")
+            self.publish_failure(text)
+
+    def publish_failure(self, text: str) -> None:
+        """Tell the others why this rank fails, before it ends.
+
+        Args:
+            text: The message of its failure.
+        """
+        if self._thread is None or self._beat.state != "running":
+            return
+        self._say(replace(self._beat, state="failed", reason=text))
+        self._linger()
+
+    def explain_peer_failure(self, error: BaseException) -> NamedError | None:
+        """Find out which rank made a collective of this one fail, and why.
+
+        Args:
+            error: What the main thread raised.
+
+        Returns:
+            The named failure, on the lowest living rank, which has printed the table then; None if the error is not
+            about another rank, or nothing is watched. The processes of the other ranks end in this call.
+        """
+        if self._thread is None or not is_peer_failure(error):
+            return None
+        with self._lock:
+            self._asked = not self._ending
+        self.on_exception(error)
+        self._decided.wait(HEARING + 2 * _BACKSTOP)
+        return sentence(self._verdict) if self._verdict is not None else None
+
+    def stop(self) -> None:
+        """Stop watching: the run ended, or failed for a reason that is known."""
+        if self._thread is None:
+            return
+        atexit.unregister(self._at_exit)
+        if self._beat.state == "running":
+            self._say(replace(self._main.beat(self._beat), state="ended"))
+            self._linger()
+        self._stop.set()
+        self._thread.join(timeout=2)
+        self._thread = None
+        # After a verdict the interpreter's timer stays armed: whatever hangs on the way out is ended by it.
+        if self._stacks is not None and self._verdict is None:
+            self._stacks.close(keep=self._beat.state != "ended")
+
+    def _at_exit(self, pid: int) -> None:
+        if os.getpid() == pid:
+            error = getattr(sys, "last_value", None)  # of an exception that nobody caught
+            if error is not None:
+                self.on_exception(error)
+            self.stop()
+
+    def _linger(self) -> None:
+        """Stay until the others have heard the last beat, if the store lives and dies with this process."""
+        if self._beat.hosts:
+            self._peers.wait_until_heard(3.0)
+
+    def _say(self, beat: Beat) -> None:
+        self._beat = replace(beat, number=self._beat.number + 1)
+        self._peers.publish(self._beat)
+
+    # The watchdog's thread -------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._peers.interval):
+            try:
+                self._tick()
+            except Exception:  # noqa: BLE001 - a fault of the watchdog must not end a healthy run
+                if not self._stop.is_set():
+                    self._print(f"The watchdog of rank {self.rank} has stopped:\n{traceback.format_exc()}")
+                return
+
+    def _tick(self) -> None:
+        limit = (self.startup_timeout if self._main.startup else self.timeout).total_seconds()
+        if self._stacks is not None:
+            self._stacks.arm(limit)
+        if self._beat.state == "running":
+            self._say(self._main.beat(self._beat))
+            self._publish_stack()
+        else:
+            self._say(replace(self._beat, still=self._beat.still + self._peers.interval))
+        self._peers.listen(self._beat)
+        if (verdict := self._peers.verdict()) is not None:
+            self._obey(*verdict)
+        if self._beat.state == "failed":
+            return
+        alarm, timed_out = self._peers.alarm()
+        ranks = self._peers.seen
+        verdict_here = judge(ranks, self.timeout, self.startup_timeout, alarm, timed_out)
+        if verdict_here is None:
+            self._concluded = None
+            self._note_long_wait()
+            return
+        now = time.monotonic()
+        before = sum(seen.living and rank < self.rank for rank, seen in ranks.items())
+        if self._concluded is None:
+            # The lowest living rank speaks; should it die over it, the next one, four seconds later.
+            self._concluded = now + 4.0 * before
+        if before and self._peers.lost:
+            self._obey(*self._report(verdict_here)[:2])
+        if now >= self._concluded and self._peers.claim():
+            self._speak(verdict_here)
+
+    def _publish_stack(self) -> None:
+        """Send the main thread's stack, and its loader's workers', once it stands."""
+        if self._main.still < SETTLED or self._main.frame is None or self._stack_of == self._main.moves:
+            return
+        self._stack_of = self._main.moves
+        stack = stack_of(self._main.frame)
+        if self._beat.loader and not self._beat.call and self._stacks is not None:
+            stack += self._stacks.of_workers()
+        self._peers.publish_stack(stack)
+
+    def _note_long_wait(self) -> None:
+        ranks = self._peers.seen
+        if min((rank for rank, seen in ranks.items() if seen.living), default=-1) != self.rank:
+            return
+        waits = waiting(ranks)
+        long = [rank for rank in sorted(waits) if ranks[rank].still >= NOTE_AFTER]
+        busy = [rank for rank, seen in sorted(ranks.items()) if seen.living and rank not in waits]
+        if long and busy and (key := (busy[0], ranks[busy[0]].beat.phase)) not in self._noted:
+            self._noted.add(key)
+            seen, other = ranks[long[0]], ranks[busy[0]].beat
+            self._print(
+                f"rank {long[0]} waits for rank {busy[0]} since {seen.still:.0f} s "
+                f"({other.phase}, {other.place}: {other.code})\n"
+            )
+
+    def _report(self, verdict: Verdict) -> tuple[Verdict, str, str, dict[int, Seen]]:
+        ranks = dict(self._peers.seen)
+        first = verdict.guilty[0]
+        stack = ""
+        if not ranks[first].living:
+            verdict, ranks[first], stack = with_dump(verdict, ranks[first])
+        stack = stack or self._peers.stack(first)
+        return verdict, plain_report(verdict, ranks, stack), stack, ranks
+
+    def _speak(self, verdict: Verdict) -> None:
+        """Print the report, tell it to the others, and end."""
+        self._end_soon()
+        verdict, report, stack, ranks = self._report(verdict)
+        with self._lock:
+            self._ending = not self._asked
+        self._peers.publish_verdict(verdict, report)
+        assert self._out is not None
+        with contextlib.suppress(OSError):
+            write_report(self._out, verdict, ranks, stack, with_sentence=self._ending)
+        self._keep(report)
+        self._peers.wait_for_answers(3.0)
+        if self._ending:
+            _end()
+        self._verdict = verdict
+        self._decided.set()
+        self._stop.set()
+
+    def _obey(self, verdict: Verdict, report: str) -> None:
+        """Another rank has spoken: end without a word."""
+        self._ending = True
+        self._end_soon()
+        failed = self._beat.state == "failed"  # for a reason of its own, which its main thread is about to tell
+        if not failed:
+            self._keep(report)
+        self._peers.answer()
+        time.sleep(_HOLD_BACK * (5 if failed else 1))
+        _end()
+
+    def _keep(self, report: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (self._folder / ERROR_FILE).write_text(report, encoding="utf-8")
+        if self._leave is not None:
+            self._leave(report)
+
+    def _end_soon(self) -> None:
+        if self._stacks is not None:
+            self._stacks.arm(_BACKSTOP)
+
+    def _print(self, text: str) -> None:
+        assert self._out is not None
+        with contextlib.suppress(OSError):
+            self._out.write(text)
+            self._out.flush()
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether an exception says that a collective failed because of another rank."""
+    return isinstance(error, RuntimeError) and _PEER_FAILURES.search(str(error)) is not None
+
+
+def _end() -> None:
+    """End this process and its data-loader workers, whatever its main thread is blocked in."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(1)
