@@ -19,6 +19,7 @@ if not __package__:
 from .devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
+from .distributed.stop import Stopped
 from .distributed.world import World, read_world
 
 _PACKAGE = __package__.partition(".")[0]
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command-line arguments; default: those of the process.
 
     Returns:
-        Exit code: 0 success, 1 a named failure, 2 wrong usage or configuration.
+        Exit code: 0 success, 1 a named failure, 2 wrong usage or configuration, 143 after SIGTERM.
     """
     given = strip_launcher_arguments(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         world = read_world()
         return _run(world, given)
+    except Stopped as stopped:
+        return stopped.exit_code
     except NamedError as error:
         message = f"error: {error}"
         print(f"\n{message}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,8 +26,10 @@ from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
 from .callbacks.history import loggers
 from .callbacks.pictures import PicturesCallback
 from .callbacks.predictions import PredictionWriter
+from .callbacks.probe import ProbeStep
 from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
+from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
 from .config_errors import Checker, refuse_strategy_name, refuse_unlogged
 from .config_parser import ConfigParser
@@ -36,7 +39,8 @@ from .data.module import SegmentationData
 from .devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import processes_asked
-from .distributed.strategy import SafeDDPStrategy
+from .distributed.stop import Stopped
+from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
 from .distributed.world import World, agree, open_store, read_world
 from .models.segmenter import Segmenter
 from .quiet import silence_known
@@ -80,6 +84,7 @@ class SegmentationCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         silence_known()
+        self._stop = StopOnSignal()
         self._verb = args[0]
         with ExitStack() as self._until_the_end:
             try:
@@ -99,6 +104,9 @@ class SegmentationCLI(LightningCLI):
                     args=list(args),
                 )
             except Exception as error:
+                if self._stop.asked and not isinstance(error, Stopped):
+                    # Another rank has stopped already, and a collective with it failed.
+                    raise Stopped(signal.SIGTERM) from error
                 # Before anything else: the failure of another rank may end this process any moment.
                 if self.rank_folder is not None:
                     write_error(self.rank_folder, error)
@@ -207,7 +215,9 @@ class SegmentationCLI(LightningCLI):
         }
         if config.logger is None or config.logger is True:
             kwargs["logger"] = loggers(self.verb_folder)
-        if config.strategy == "auto" and self.world.size > 1:
+        if isinstance(config.strategy, str) and config.strategy in LIGHTNING_NAMES:
+            kwargs["strategy"] = SafeDDPStrategy(**LIGHTNING_NAMES[config.strategy])
+        elif config.strategy == "auto" and self.world.size > 1:
             kwargs["strategy"] = SafeDDPStrategy()
         refuse_strategy_name(config.strategy)
         try:
@@ -243,7 +253,7 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback()]
         if self.subcommand == "fit":
-            callbacks += [StartSummary(self.version_folder)]
+            callbacks += [StartSummary(self.version_folder), ProbeStep(), self._stop]
             if config.logger is not False and not config.fast_dev_run:
                 callbacks += [LearningRateMonitor()]
         if self.subcommand == "predict":
@@ -312,7 +322,8 @@ class _SaveConfig(SaveConfigCallback):
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True
-        text = self.parser.dump(self.config, skip_none=False, format="yaml")
+        # By position: nulls are kept by `skip_none` before jsonargparse 4.49 and by `skip_unset` since.
+        text = self.parser.dump(self.config, "yaml", False)  # noqa: FBT003
         config = {key: value for key, value in yaml.safe_load(text).items() if key not in _VERB_KEYS}
         file = Path(trainer.default_root_dir) / self.config_filename
         content = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

@@ -14,18 +14,28 @@ _WARNINGS = (
     r"It is recommended to use `self.log\('.*', ..., sync_dist=True\)`",
     # EvaluationBatchSampler deals every sample once.
     r"You are using a custom batch sampler `EvaluationBatchSampler`",
+    # Other verbs than fit have other callbacks, and a callback of the user's may have gone since.
+    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint",
+    # Epochs of a few steps are logged as a whole; the steps in between only every trainer.log_every_n_steps.
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
     # A resumed run goes on in its own folder.
     r"Checkpoint directory .* exists and is not empty",
 )
 
 
-class _NoAdvertising(logging.Filter):
+_MESSAGES = (
+    "💡 Tip",  # advertising
+    "`weights_only` was not set, defaulting to `False`",  # of saving a checkpoint, where it means the whole of it
+)
+
+
+class _SaysSomething(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return "💡 Tip" not in record.getMessage()
+        return not any(message in record.getMessage() for message in _MESSAGES)
 
 
 def silence_known() -> None:
     """Hide the known messages, in this process."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NoAdvertising())
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_SaysSomething())

@@ -60,7 +60,7 @@ def peek_trainer(arguments: Sequence[str]) -> dict[str, Any]:
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("-") else [word])]
     for name, value in itertools.pairwise(words):
         if name in ("-c", "--config"):
-            with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
+            with contextlib.suppress(OSError, yaml.YAMLError, AttributeError, ValueError, TypeError):
                 section |= yaml.safe_load(Path(value).read_text(encoding="utf-8")).get("trainer") or {}
         elif name.startswith("--trainer."):
             with contextlib.suppress(yaml.YAMLError):
@@ -100,8 +100,10 @@ def launch(processes: int, command: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Its own report of a failure names processes by number; ours names the cause.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Its own report of a failure names processes by number; ours names the cause. Each module has a logger and a level.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     # torchrun sets OMP_NUM_THREADS=1 where it is unset; ranks of one machine share its cores out instead.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="ranks_") as folder:

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.layer_sync import LayerSync
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import Module
@@ -29,6 +29,18 @@ _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.
 _BUFFERS = "forward_sync_buffers" if _NEW_NAME else "broadcast_buffers"
 # Public since torch 2.14 under the first name.
 _set_timeout: Any = getattr(dist.distributed_c10d, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+
+
+#: Lightning's names for DDP, which all lead here: processes are started by one launcher.
+LIGHTNING_NAMES: dict[str, dict[str, Any]] = {
+    f"{name}{suffix}": knobs
+    for name in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
+    for suffix, knobs in (
+        ("", {}),
+        ("_find_unused_parameters_true", {"find_unused_parameters": True}),
+        ("_find_unused_parameters_false", {"find_unused_parameters": False}),
+    )
+}
 
 
 class SafeDDPStrategy(DDPStrategy):
@@ -226,6 +238,21 @@ class SafeDDPStrategy(DDPStrategy):
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
+
+
+for _name, _knobs in (
+    ("safe_ddp", {}),
+    ("safe_ddp_find_unused_parameters_true", {"find_unused_parameters": True}),
+    ("safe_ddp_find_unused_parameters_false", {"find_unused_parameters": False}),
+    ("safe_ddp_static_graph", {"static_graph": True}),
+    ("safe_ddp_no_sync_batchnorm", {"sync_batchnorm": False}),
+    ("safe_ddp_fp16", {"comm_hook": "fp16"}),
+    ("safe_ddp_bf16", {"comm_hook": "bf16"}),
+    ("safe_ddp_powersgd", {"comm_hook": "powersgd"}),
+):
+    StrategyRegistry.register(
+        _name, SafeDDPStrategy, f"SafeDDPStrategy with {_knobs or 'its defaults'}", True, **_knobs
+    )
 
 
 class _BatchNormSync(LayerSync):
