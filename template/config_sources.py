@@ -111,7 +111,7 @@ def _spelled_out(spec: dict[str, Given]) -> dict[str, Given]:
     if not short:
         return spec
     rest = {key: child for key, child in spec.items() if key not in short}
-    return {**rest, "init_args": _laid_over(rest.get("init_args", Given()), Given(short))}
+    return {**rest, "init_args": Given({**rest.get("init_args", Given()).value, **short})}
 
 
 def _stale(given: Given, replaced: str) -> Given:
