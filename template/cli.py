@@ -323,7 +323,7 @@ class _SaveConfig(SaveConfigCallback):
             return
         self.already_saved = True
         # By position: nulls are kept by `skip_none` before jsonargparse 4.49 and by `skip_unset` since.
-        text = self.parser.dump(self.config, "yaml", False)  # noqa: FBT003
+        text = self.parser.dump(self.config, "yaml", False)
         config = {key: value for key, value in yaml.safe_load(text).items() if key not in _VERB_KEYS}
         file = Path(trainer.default_root_dir) / self.config_filename
         content = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
