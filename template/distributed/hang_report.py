@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import TextIO
 
 from rich import box
@@ -20,12 +18,6 @@ from .stacks import read_dump
 from .verdict import Seen, Verdict, waiting
 
 WIDTH = 80  # columns, where there is no terminal to ask
-_FRAMES = 25  # of a stack that are shown
-
-
-def stack_of(frame: FrameType) -> str:
-    """A thread's stack, the innermost frame last, as far as it is worth reading."""
-    return "".join(traceback.format_list(traceback.extract_stack(frame)[-_FRAMES:]))
 
 
 def with_dump(verdict: Verdict, seen: Seen) -> tuple[Verdict, Seen, str]:

@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
+#: Seconds in one place after which a main thread counts as standing.
+SETTLED = 3.0
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 #: Code that looks again and again whether something has come: which of its lines a look finds it at means nothing.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
-from types import FrameType
 
-from .heartbeat import Beat, collectives_entered, where
+from .heartbeat import SETTLED, Beat, collectives_entered, where
+
+_FRAMES = 25  # of a stack that are shown
 
 
 class MainThread:
@@ -16,16 +18,12 @@ class MainThread:
 
     Attributes:
         startup: Its first batch is not done yet.
-        still: Seconds since it was last seen to move.
-        frame: Where it was at the last look.
-        moves: How often it was seen to move: the same number means the same place.
+        stack: Where it stands, since it stands; empty while it moves.
     """
 
     def __init__(self) -> None:
         self.startup = True
-        self.still = 0.0
-        self.frame: FrameType | None = None
-        self.moves = 0
+        self.stack = ""
         self._thread = threading.get_ident()
         self._phase = "start-up"
         self._step: int | None = None
@@ -42,16 +40,18 @@ class MainThread:
 
     def beat(self, last: Beat) -> Beat:
         """The next beat after another one: with what the thread has noted, and where it is now."""
-        self.frame = sys._current_frames().get(self._thread)
-        if self.frame is None:
+        # Never kept: a frame keeps everything alive that its code has let go of, tensors too.
+        frame = sys._current_frames().get(self._thread)
+        if frame is None:
             return self._noted(last)
-        at, now = where(self.frame), time.monotonic()
+        at, now = where(frame), time.monotonic()
         position = (at.position, self._notes)
         if position != self._position:
-            self._position, self._moved = position, now
-            self.moves += 1
-        self.still = now - self._moved
-        found = replace(last, still=self.still, place=at.place, code=at.code, call=at.call, loader=at.loader)
+            self._position, self._moved, self.stack = position, now, ""
+        still = now - self._moved
+        if still >= SETTLED and not self.stack:
+            self.stack = "".join(traceback.format_list(traceback.extract_stack(frame)[-_FRAMES:]))
+        found = replace(last, still=still, place=at.place, code=at.code, call=at.call, loader=at.loader)
         return replace(self._noted(found), counts=collectives_entered())
 
     def beat_of(self, last: Beat, error: BaseException) -> Beat:

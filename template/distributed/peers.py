@@ -6,10 +6,12 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from .heartbeat import Beat
+from .alarm import Alarm
+from .heartbeat import SETTLED, Beat
 from .verdict import LEFT, Seen, Verdict
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 #: Beats of one process after the other would be taken for one another in the same store.
 _generations = itertools.count()
 _T = TypeVar("_T")
+#: For one answer of the store.
+_PATIENCE = timedelta(seconds=5)
 
 
 class Peers:
@@ -41,8 +45,8 @@ class Peers:
         self.rank = rank
         self.seen: dict[int, Seen] = {}
         self.lost = False
-        self._store = store.clone()
-        self._store.set_timeout(timedelta(seconds=10))
+        self._store = store
+        self._connect()
         self._world_size = world_size
         self._prefix = f"watchdog/{next(_generations)}"
         # A file store only ever grows: there a beat must not come every second for days.
@@ -53,15 +57,14 @@ class Peers:
         self._changed: dict[int, float] = {}
         self._read_at: dict[int, float] = {}
         self._listened = time.monotonic()
-        self._alarm: tuple[float, bool] | None = None
+        self._alarm: tuple[float, Alarm] | None = None
 
     # Beats -----------------------------------------------------------------------------------------------------------
 
     def publish(self, beat: Beat) -> None:
         """Send this rank's beat."""
-        host = self.seen.get(0)
-        if host is not None and host.beat.hosts and host.beat.process_gone():
-            self.lost = True  # seen before torch finds out, which prints pages about it
+        # Seen before torch finds out, which prints pages about it.
+        self.lost = self.lost or self._host_gone()
         self._set(f"beat/{self.rank}", beat.dump())
 
     def listen(self, own: Beat) -> None:
@@ -85,19 +88,23 @@ class Peers:
                 self._changed[rank] = now
             # Without the store nobody is heard of, which says nothing about them.
             age = 0.0 if self.lost or rank == self.rank else max(0.0, now - self._changed[rank])
-            if rank == self.rank or not (self.lost and 0 in self.seen and self.seen[0].gone):
-                gone = rank != self.rank and (beat.process_gone() or self._left_with_the_store(own, beat))
-            else:
-                # The others end now, each by itself: they are not the ones to blame.
-                gone = before is not None and before.gone
+            gone = before is not None and before.gone
+            if rank != self.rank and not gone and (not self.lost or beat.hosts):
+                beat, gone = self._look_for(rank, beat, own)
             self.seen[rank] = Seen(beat, age, max(0.0, age - self.interval - self._pause), gone)
 
-    def _left_with_the_store(self, own: Beat, other: Beat) -> bool:
-        """Whether a rank of another machine is gone: the store that it held is, and this rank waits for somebody.
-
-        The store may also be lost to a fault of the network that the training does not even notice.
-        """
-        return self.lost and other.hosts and (own.state == "victim" or own.still >= LEFT)
+    def _look_for(self, rank: int, beat: Beat, own: Beat) -> tuple[Beat, bool]:
+        """Whether a rank's process is gone, and the last beat that it sent."""
+        if self.lost:
+            # It held the store, but may have ended well, or the network may have a fault that the training does not
+            # even notice: that is nobody's matter until this rank waits for somebody.
+            waits = own.state == "victim" or (own.call and own.still >= (SETTLED if beat.process_gone() else LEFT))
+            return beat, bool(waits)
+        if not beat.process_gone():
+            return beat, False
+        # What it said last may have come after the look at its beat and before the look at its process.
+        text = self._get(f"beat/{rank}")
+        return (Beat.load(text.encode()) if text else beat), not self.lost
 
     def stack(self, rank: int) -> str:
         """The stack that a rank has published since it stands; may be empty."""
@@ -124,17 +131,20 @@ class Peers:
 
     # Decisions -------------------------------------------------------------------------------------------------------
 
-    def raise_alarm(self, kind: str) -> None:
-        """Tell the others that a collective of this rank failed: ``timeout`` or ``broken``."""
-        self._alarm = self._alarm or (time.monotonic(), kind == "timeout")
+    def raise_alarm(self, alarm: Alarm) -> None:
+        """Tell the others that a collective of this rank failed."""
+        self._alarm = self._alarm or (time.monotonic(), alarm)
         if not self._has("alarm"):
-            self._set("alarm", kind.encode())
+            self._set("alarm", json.dumps([alarm.timed_out, alarm.text]).encode())
 
-    def alarm(self) -> tuple[float | None, bool]:
-        """Seconds since a collective of any rank failed, or None; and whether it was for a timeout."""
-        if self._alarm is None and self._has("alarm"):
-            self._alarm = (time.monotonic(), self._get("alarm") == "timeout")
-        return (None, False) if self._alarm is None else (time.monotonic() - self._alarm[0], self._alarm[1])
+    def alarm(self) -> Alarm | None:
+        """The first alarm of any rank, if there was one."""
+        if self._alarm is None and self._has("alarm") and (text := self._get("alarm")):
+            self._alarm = (time.monotonic(), Alarm(*json.loads(text)))
+        if self._alarm is None:
+            return None
+        since, alarm = self._alarm
+        return replace(alarm, age=time.monotonic() - since)
 
     def claim(self) -> bool:
         """Claim the right to speak for all; only one rank has it, until it dies."""
@@ -180,9 +190,24 @@ class Peers:
         text = self._get(f"beat/{rank}") if known or self._has(f"beat/{rank}") else ""
         return Beat.load(text.encode()) if text else known
 
+    def _connect(self) -> None:
+        self._store = self._store.clone()
+        self._store.set_timeout(_PATIENCE)
+
+    def _host_gone(self) -> bool:
+        host = self.seen.get(0)
+        return host is not None and host.beat.hosts and host.beat.process_gone()
+
     def _try(self, action: Callable[[], _T], otherwise: _T) -> _T:
+        if self.lost:
+            return otherwise
+        try:
+            return action()
+        except RuntimeError:
+            self.lost = self._host_gone()
         if not self.lost:
             try:
+                self._connect()
                 return action()
             except RuntimeError:
                 self.lost = True

@@ -1,4 +1,4 @@
-"""Stacks of threads that cannot tell where they are: of a process that holds Python's lock, crashed, or is a worker."""
+"""Stacks of threads that cannot tell where they are: of a process that holds Python's lock, crashed, or is a worker; and its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TextIO
@@ -102,3 +103,13 @@ def read_dump(path: str) -> tuple[str, list[tuple[str, int, str]]]:
     block = next((block for block in blocks if block.startswith("Current")), blocks[-1] if blocks else "")
     frames = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', block, re.MULTILINE)
     return found[1], [(file, int(line), function.strip()) for file, line, function in frames]
+
+
+def end_process() -> None:
+    """End this process and its data-loader workers, whatever its main thread is blocked in."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(1)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
+from .alarm import Alarm
 from .faults import FAULTS
-from .heartbeat import Beat
+from .heartbeat import SETTLED, Beat
 
-#: Seconds in one place after which a main thread counts as standing.
-SETTLED = 3.0
 #: Seconds that a beat may be late before the rank no longer counts among the living.
 SILENT = 4.0
 #: Seconds that a rank waits for one that has ended or failed until the run counts as stopped.
@@ -99,8 +98,7 @@ def judge(
     ranks: Mapping[int, Seen],
     timeout: timedelta,
     startup_timeout: timedelta,
-    alarm: float | None = None,
-    timed_out: bool = False,
+    alarm: Alarm | None = None,
 ) -> Verdict | None:
     """Decide whether the run has stopped, and who stopped it.
 
@@ -124,8 +122,7 @@ def judge(
         ranks: All ranks that have been seen.
         timeout: Of training and evaluation.
         startup_timeout: Until the first batch is done.
-        alarm: Seconds since a rank reported that a collective failed.
-        timed_out: It failed because it waited too long, not because the connection broke.
+        alarm: If a rank has reported one.
     """
 
     def limit(rank: int) -> float:
@@ -146,19 +143,21 @@ def judge(
         return _gone(ranks, frozen)
     if (ended := having(lambda seen: seen.beat.state == "ended")) and wait_long and living:
         return _ended(ranks, ended, waits)
-    late = alarm is not None and (timed_out or alarm >= HEARING)
-    if late and silent and not timed_out:
+    # After an alarm that others may still explain, only the rules above.
+    late = alarm is not None and (alarm.timed_out or alarm.age >= HEARING)
+    broken = late and alarm is not None and not alarm.timed_out
+    if silent and broken:
         return _gone(ranks, silent)
     idle = [rank for rank in living if ranks[rank].beat.state == "running" and rank not in waits]
     stuck = [rank for rank in idle if ranks[rank].still >= (SETTLED if late else limit(rank))]
     nobody = all(ranks[rank].still >= limit(rank) for rank in living) and not silent
-    if stuck and (waits or nobody or late):
+    if stuck and (waits or nobody):
         return _stuck(ranks, stuck, waits)
-    if late and idle and timed_out:
+    if idle and late and not broken:
         return _stuck(ranks, idle, waits)
-    if living and (late or nobody):
-        return _mismatch(ranks, living, broken=late and not timed_out)
-    return None
+    if broken and alarm is not None:
+        return _verdict("connection-lost", living, f"All ranks are alive, but a collective failed: {alarm.text}")
+    return _mismatch(ranks, living) if living and (late or nobody) else None
 
 
 def _failed(ranks: Mapping[int, Seen], guilty: list[int]) -> Verdict:
@@ -203,14 +202,14 @@ def _stuck(ranks: Mapping[int, Seen], guilty: list[int], waits: set[int]) -> Ver
     return _verdict("hang", guilty, what)
 
 
-def _mismatch(ranks: Mapping[int, Seen], living: list[int], broken: bool) -> Verdict:
+def _mismatch(ranks: Mapping[int, Seen], living: list[int]) -> Verdict:
     def at(rank: int) -> tuple[str, str, tuple[tuple[str, int], ...]]:
         beat = ranks[rank].beat
         return beat.call, beat.place, tuple(sorted(beat.counts.items()))
 
     places = Counter(at(rank) for rank in living)
-    if len(places) == 1 or broken:
-        what = f"All ranks are alive, but in {_call(ranks[living[0]].beat)}, what they send does not arrive."
+    if len(places) == 1:
+        what = f"All ranks wait in {_call(ranks[living[0]].beat)}, but what they send does not arrive."
         return _verdict("connection-lost", living, what)
     # The fewest are the odd ones out; where that is a draw, those that have entered fewer collectives.
     odd = min(places, key=lambda place: (places[place], sum(count for _, count in place[2])))

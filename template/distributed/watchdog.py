@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
-import re
 import socket
 import sys
 import threading
@@ -21,13 +19,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from .alarm import alarm_of
 from .faults import NamedError
-from .hang_report import plain_report, sentence, stack_of, with_dump, write_report
+from .hang_report import plain_report, sentence, with_dump, write_report
 from .heartbeat import Beat, birth, machine
 from .main_thread import MainThread
 from .peers import Peers, hosted_here
-from .stacks import StackFile
-from .verdict import HEARING, SETTLED, Seen, Verdict, judge, waiting
+from .stacks import StackFile, end_process
+from .verdict import HEARING, Seen, Verdict, judge, waiting
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -39,13 +38,6 @@ NOTE_AFTER = 30.0
 _BACKSTOP = 10.0
 #: Seconds that a rank which has learnt the verdict leaves the one that prints it, so that nothing is printed after.
 _HOLD_BACK = 1.0
-_PEER_FAILURES = re.compile(
-    r"Connection closed by peer|Connection (reset|refused|was likely closed)|Broken pipe|Socket Timeout"
-    r"|Timed out waiting .* (recv|send)|remote process (has )?exited|ncclRemoteError|ncclSystemError|NCCL error"
-    r"|NCCL communicator was aborted|[Cc]ollective operation timeout|failed to (recv|send)|Timed out after \d+ms"
-    r"|wait timeout after \d+ms|gloo/transport|Application timeout caused pair closure"
-)
-_TIMEOUTS = re.compile(r"Timed out|[Tt]imeout")
 
 
 class Watchdog:
@@ -91,11 +83,11 @@ class Watchdog:
         self._leave = leave
         self._main = MainThread()
         self._beat = Beat(0, os.getpid(), birth(os.getpid()), machine(), socket.gethostname())
-        self._stack_of = -1  # the number of moves after which the stack was last published
+        self._stack = ""  # as published last
         self._noted: set[tuple[int, str]] = set()
         self._concluded: float | None = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._asked = False
         self._ending = False
         self._verdict: Verdict | None = None
@@ -147,12 +139,17 @@ class Watchdog:
         Args:
             error: What the main thread raised.
         """
-        if self._thread is None or self._beat.state != "running":
+        if self._thread is None:
             return
-        self._beat = self._main.beat_of(self._beat, error)
-        if is_peer_failure(error):
-            self._say(replace(self._beat, state="victim", call=self._beat.call or "a collective"))
-            self._peers.raise_alarm("timeout" if _TIMEOUTS.search(str(error)) else "broken")
+        with self._lock:
+            if self._beat.state != "running":
+                return
+            self._beat = self._main.beat_of(self._beat, error)
+            alarm = alarm_of(error)
+            if alarm is not None:
+                self._say(replace(self._beat, state="victim", call=self._beat.call or "a collective"))
+        if alarm is not None:
+            self._peers.raise_alarm(alarm)
         else:
             text = str(error) if isinstance(error, NamedError) else f"{type(error).__name__}: {error}".strip(": ")
             self.publish_failure(text)
@@ -163,9 +160,12 @@ class Watchdog:
         Args:
             text: The message of its failure.
         """
-        if self._thread is None or self._beat.state != "running":
+        if self._thread is None:
             return
-        self._say(replace(self._beat, state="failed", reason=text))
+        with self._lock:
+            if self._beat.state != "running":
+                return
+            self._say(replace(self._beat, state="failed", reason=text))
         self._linger()
 
     def explain_peer_failure(self, error: BaseException) -> NamedError | None:
@@ -178,7 +178,7 @@ class Watchdog:
             The named failure, on the lowest living rank, which has printed the table then; None if the error is not
             about another rank, or nothing is watched. The processes of the other ranks end in this call.
         """
-        if self._thread is None or not is_peer_failure(error):
+        if self._thread is None or alarm_of(error) is None:
             return None
         with self._lock:
             self._asked = not self._ending
@@ -191,8 +191,11 @@ class Watchdog:
         if self._thread is None:
             return
         atexit.unregister(self._at_exit)
-        if self._beat.state == "running":
-            self._say(replace(self._main.beat(self._beat), state="ended"))
+        with self._lock:
+            running = self._beat.state == "running"
+            if running:
+                self._say(replace(self._main.beat(self._beat), state="ended"))
+        if running:
             self._linger()
         self._stop.set()
         self._thread.join(timeout=2)
@@ -220,31 +223,35 @@ class Watchdog:
     # The watchdog's thread -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._peers.interval):
+        told = False
+        while not self._stop.wait(1.0 if self._beat.state == "victim" else self._peers.interval):
             try:
                 self._tick()
             except Exception:  # noqa: BLE001 - a fault of the watchdog must not end a healthy run
-                if not self._stop.is_set():
-                    self._print(f"The watchdog of rank {self.rank} has stopped:\n{traceback.format_exc()}")
-                return
+                if not told and not self._stop.is_set():
+                    self._print(f"The watchdog of rank {self.rank} has a fault:\n{traceback.format_exc()}")
+                told = True
+                with contextlib.suppress(Exception):
+                    self._say(replace(self._beat, still=0.0))
 
     def _tick(self) -> None:
-        limit = (self.startup_timeout if self._main.startup else self.timeout).total_seconds()
         if self._stacks is not None:
-            self._stacks.arm(limit)
-        if self._beat.state == "running":
-            self._say(self._main.beat(self._beat))
+            self._stacks.arm((self.startup_timeout if self._main.startup else self.timeout).total_seconds())
+        with self._lock:
+            if self._beat.state == "running":
+                self._say(self._main.beat(self._beat))
+            else:
+                self._say(replace(self._beat, still=self._beat.still + 1.0))
+        if self._main.stack and self._stack != self._main.stack:
             self._publish_stack()
-        else:
-            self._say(replace(self._beat, still=self._beat.still + self._peers.interval))
+        self._stack = self._main.stack
         self._peers.listen(self._beat)
         if (verdict := self._peers.verdict()) is not None:
             self._obey(*verdict)
         if self._beat.state == "failed":
             return
-        alarm, timed_out = self._peers.alarm()
         ranks = self._peers.seen
-        verdict_here = judge(ranks, self.timeout, self.startup_timeout, alarm, timed_out)
+        verdict_here = judge(ranks, self.timeout, self.startup_timeout, self._peers.alarm())
         if verdict_here is None:
             self._concluded = None
             self._note_long_wait()
@@ -260,11 +267,8 @@ class Watchdog:
             self._speak(verdict_here)
 
     def _publish_stack(self) -> None:
-        """Send the main thread's stack, and its loader's workers', once it stands."""
-        if self._main.still < SETTLED or self._main.frame is None or self._stack_of == self._main.moves:
-            return
-        self._stack_of = self._main.moves
-        stack = stack_of(self._main.frame)
+        """Send the main thread's stack, and its loader's workers'."""
+        stack = self._main.stack
         if self._beat.loader and not self._beat.call and self._stacks is not None:
             stack += self._stacks.of_workers()
         self._peers.publish_stack(stack)
@@ -306,7 +310,7 @@ class Watchdog:
         self._keep(report)
         self._peers.wait_for_answers(3.0)
         if self._ending:
-            _end()
+            end_process()
         self._verdict = verdict
         self._decided.set()
         self._stop.set()
@@ -320,7 +324,7 @@ class Watchdog:
             self._keep(report)
         self._peers.answer()
         time.sleep(_HOLD_BACK * (5 if failed else 1))
-        _end()
+        end_process()
 
     def _keep(self, report: str) -> None:
         with contextlib.suppress(OSError):
@@ -339,18 +343,3 @@ class Watchdog:
         with contextlib.suppress(OSError):
             self._out.write(text)
             self._out.flush()
-
-
-def is_peer_failure(error: BaseException) -> bool:
-    """Whether an exception says that a collective failed because of another rank."""
-    return isinstance(error, RuntimeError) and _PEER_FAILURES.search(str(error)) is not None
-
-
-def _end() -> None:
-    """End this process and its data-loader workers, whatever its main thread is blocked in."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(1)

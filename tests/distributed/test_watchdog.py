@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import inspect
 import itertools
+import logging
 import multiprocessing
 import os
 import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,10 +24,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer, seed_everything
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from template.callbacks.heartbeats import Heartbeats
+from template.data.phantom import Phantom
+from template.distributed.strategy import SafeDDPStrategy
 from template.distributed.watchdog import Watchdog
+from template.models.segmenter import Segmenter
+from template.models.unet import UNet
+from template.quiet import silence_known
 from tests import ranks as harness
 
 TIMEOUT = 4.0
@@ -111,29 +120,67 @@ def _rank(rank: int, size: int, function: Callable[..., Any], folder: str, port:
     dist.destroy_process_group()
 
 
-def run(size: int, function: Callable[..., Any], folder: Path, store: str = "tcp", **knobs: Any) -> Outcome:
-    harness._start_server()
-    context = multiprocessing.get_context("forkserver")
-    port = _free_port() if store == "tcp" else 0
-    started = time.time()
-    processes = [
-        context.Process(target=_rank, args=(rank, size, function, str(folder), port, knobs)) for rank in range(size)
-    ]
-    try:
-        for process in processes:
+class Run:
+    """Processes that run a function on a rank each."""
+
+    def __init__(self, size: int, function: Callable[..., Any], folder: Path, store: str = "tcp", **knobs: Any) -> None:
+        harness._start_server()
+        context = multiprocessing.get_context("forkserver")
+        port = _free_port() if store == "tcp" else 0
+        self.folder = folder
+        self.started = time.time()
+        self.processes = [
+            context.Process(target=_rank, args=(rank, size, function, str(folder), port, knobs)) for rank in range(size)
+        ]
+        for process in self.processes:
             process.start()
-        for process in processes:
-            process.join(max(0.0, started + 150 - time.time()))
-        ended = time.time()
-        codes = [process.exitcode for process in processes]
-        orphans = any(_group_lives(process.pid) for process in processes)
-    finally:
-        for process in processes:
+        self.ended = 0.0
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        for process in self.processes:
+            process.join(max(0.0, self.started + 150 - time.time()))
+        self.ended = time.time()
+
+    def outcome(self) -> Outcome:
+        """Wait for the end."""
+        try:
+            self._thread.join()
+            codes = [process.exitcode for process in self.processes]
+            orphans = any(_group_lives(process.pid) for process in self.processes)
+        finally:
+            self.kill()
+        printed = [(self.folder / f"printed_{rank}").read_text() for rank in range(len(codes))]
+        print("\n".join(f"--- rank {rank}, exit code {codes[rank]}\n{text}" for rank, text in enumerate(printed)))
+        since = (self.folder / "now").stat().st_mtime if (self.folder / "now").exists() else self.started
+        return Outcome(codes, printed, self.ended - since, self.folder, orphans)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for process in self.processes:
             harness._kill(process)
-    printed = [(folder / f"printed_{rank}").read_text() for rank in range(size)]
-    print("\n".join(f"--- rank {rank}, exit code {codes[rank]}\n{text}" for rank, text in enumerate(printed)))
-    since = (folder / "now").stat().st_mtime if (folder / "now").exists() else started
-    return Outcome(codes, printed, ended - since, folder, orphans)
+        self.processes = []
+
+
+#: Started all at once, as they do nothing but wait most of the time: processes, what they run, store.
+SCENARIOS: dict[str, tuple[int, Callable[..., Any]]] = {}
+
+
+def scenario(size: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        SCENARIOS[function.__name__] = size, function
+        return function
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
+    started = {name: Run(size, function, tmp_path_factory.mktemp(name)) for name, (size, function) in SCENARIOS.items()}
+    yield started
+    for run in started.values():
+        run.kill()
 
 
 def _group_lives(group: int | None) -> bool:
@@ -198,6 +245,7 @@ def _sleeps(rank: int, step: int) -> None:
         time.sleep(3600)  # this one
 
 
+@scenario(3)
 def sleeper(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_sleeps)
 
@@ -223,10 +271,28 @@ def row(outcome: Outcome, rank: int) -> str:
     return rows[rank]
 
 
-@pytest.mark.parametrize("store", ["tcp", "file"])
-def test_a_rank_that_sleeps(tmp_path: Path, store: str) -> None:
-    outcome = run(3, sleeper, tmp_path, store)
+def test_a_rank_that_sleeps(runs: dict[str, Run]) -> None:
+    outcome = runs["sleeper"].outcome()
     check_all_ended(outcome)
+    check_sleeper(outcome)
+    assert "in _sleeps\n    time.sleep(3600)  # this one\n" in outcome.table
+
+
+@pytest.mark.slow
+def test_a_store_in_a_file_serves_as_well(tmp_path: Path) -> None:
+    check_sleeper(Run(3, sleeper, tmp_path, "file").outcome())
+
+
+@pytest.mark.slow
+def test_a_timeout_of_thirty_seconds_ends_in_forty_five(tmp_path: Path) -> None:
+    outcome = Run(3, sleeper, tmp_path, timeout=30).outcome()
+    check_sleeper(outcome)
+    assert outcome.seconds < 45
+    assert re.match(r">1 \S+ 3 training step 3[0-5] s ", row(outcome, 1))
+
+
+def check_sleeper(outcome: Outcome) -> None:
+    assert not outcome.orphans
     assert outcome.codes == [1, 1, 1]
     place = f"test_watchdog.py:{line_of(_sleeps, '# this one')} _sleeps"
     guilty = rf">1 \S+ 3 training step \d+ s {re.escape(place)} time\.sleep\(3600\) # this one"
@@ -235,7 +301,6 @@ def test_a_rank_that_sleeps(tmp_path: Path, store: str) -> None:
     assert re.fullmatch(rf"0 \S+ 3 backward \d+ s waits in backward test_watchdog\.py:{waits} train", row(outcome, 0))
     # The guilty rank comes first, then its stack.
     assert outcome.table.index(">1 ") < outcome.table.index("   0 ")
-    assert "in _sleeps\n    time.sleep(3600)  # this one\n" in outcome.table
     last = last_line(outcome.table)
     assert last.startswith("error: Rank 1 has not moved for ")
     assert "in step 3 (training step): it is at " in last
@@ -245,7 +310,7 @@ def test_a_rank_that_sleeps(tmp_path: Path, store: str) -> None:
     # Every rank keeps it, and leaves it to the launcher; only one prints.
     for rank in range(3):
         assert last in outcome.error(rank)
-        assert last in (tmp_path / f"left_{rank}").read_text()
+        assert last in (outcome.folder / f"left_{rank}").read_text()
     assert outcome.printed[1:] == ["", ""]
 
 
@@ -259,18 +324,19 @@ def _kills_itself(victim: int) -> Callable[[int, int], None]:
     return before
 
 
+@scenario(4)
 def killed_0(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_kills_itself(0))
 
 
+@scenario(4)
 def killed_2(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_kills_itself(2))
 
 
-@pytest.mark.parametrize(("function", "victim"), [(killed_0, 0), (killed_2, 2)])
-@pytest.mark.parametrize("store", ["tcp", "file"])
-def test_a_rank_that_is_killed(tmp_path: Path, function: Callable[..., None], victim: int, store: str) -> None:
-    outcome = run(4, function, tmp_path, store)
+@pytest.mark.parametrize(("name", "victim"), [("killed_0", 0), ("killed_2", 2)])
+def test_a_rank_that_is_killed(runs: dict[str, Run], name: str, victim: int) -> None:
+    outcome = runs[name].outcome()
     check_all_ended(outcome)
     assert outcome.codes == [-signal.SIGKILL if rank == victim else 1 for rank in range(4)]
     assert re.match(rf">{victim} \S+ 3 training step, gone ", row(outcome, victim))
@@ -286,6 +352,7 @@ def _fails(rank: int, step: int) -> None:
         raise ValueError("the image tumour_7.png is odd")
 
 
+@scenario(2)
 def failing(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_fails)
 
@@ -298,9 +365,16 @@ def failing_0(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_fails_on_0)
 
 
-@pytest.mark.parametrize(("function", "one"), [(failing, 1), (failing_0, 0)])
-def test_a_rank_that_fails_is_quoted_by_the_others(tmp_path: Path, function: Callable[..., None], one: int) -> None:
-    outcome = run(2, function, tmp_path)
+def test_a_rank_that_fails_is_quoted_by_the_others(runs: dict[str, Run]) -> None:
+    check_failing(runs["failing"].outcome(), 1)
+
+
+@pytest.mark.slow
+def test_the_rank_with_the_store_is_quoted_too(tmp_path: Path) -> None:
+    check_failing(Run(2, failing_0, tmp_path).outcome(), 0)
+
+
+def check_failing(outcome: Outcome, one: int) -> None:
     check_all_ended(outcome)
     assert outcome.codes == [1, 1]
     assert "ValueError: the image tumour_7.png is odd" in outcome.printed[one]
@@ -310,20 +384,21 @@ def test_a_rank_that_fails_is_quoted_by_the_others(tmp_path: Path, function: Cal
     assert last_line(outcome.printed[1 - one]).endswith("[rank-failed]")
 
 
+@scenario(3)
 def skipper(rank: int, watchdog: Watchdog) -> None:
     own = dist.new_group()
     for step in range(4):
         watchdog.note("training step", step)
+        if step == 2:
+            now()
         if (rank, step) != (2, 2):
             dist.all_reduce(torch.ones(1), group=own)
         dist.all_reduce(torch.ones(1))
         watchdog.underway()
-    now()
 
 
-def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
-    (tmp_path / "now").touch()
-    outcome = run(3, skipper, tmp_path)
+def test_a_rank_that_skips_a_collective(runs: dict[str, Run]) -> None:
+    outcome = runs["skipper"].outcome()
     check_all_ended(outcome)
     assert outcome.codes == [1, 1, 1]
     ahead, behind = line_of(skipper, "all_reduce(torch.ones(1))"), line_of(skipper, "group=own")
@@ -350,6 +425,7 @@ class Stuck(Dataset[torch.Tensor]):
         return torch.ones(2)
 
 
+@scenario(2)
 def loader(rank: int, watchdog: Watchdog) -> None:
     os.environ["STUCK"] = str(rank)
     net = network()
@@ -361,8 +437,8 @@ def loader(rank: int, watchdog: Watchdog) -> None:
         watchdog.note("loading data", step + 1)
 
 
-def test_a_rank_whose_data_loader_is_stuck(tmp_path: Path) -> None:
-    outcome = run(2, loader, tmp_path)
+def test_a_rank_whose_data_loader_is_stuck(runs: dict[str, Run]) -> None:
+    outcome = runs["loader"].outcome()
     check_all_ended(outcome)
     assert outcome.codes == [1, 1]
     assert re.match(r">1 \S+ 3 loading data \d+ s test_watchdog\.py:", row(outcome, 1))
@@ -379,13 +455,14 @@ def test_a_rank_whose_data_loader_is_stuck(tmp_path: Path) -> None:
     )
 
 
+@scenario(2)
 def short_share(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, steps=6 - rank)
     now()
 
 
-def test_a_rank_with_one_batch_fewer(tmp_path: Path) -> None:
-    outcome = run(2, short_share, tmp_path)
+def test_a_rank_with_one_batch_fewer(runs: dict[str, Run]) -> None:
+    outcome = runs["short_share"].outcome()
     check_all_ended(outcome)
     assert outcome.codes == [1, 0]
     last = last_line(outcome.printed[0])
@@ -400,12 +477,13 @@ def _holds_the_lock(rank: int, step: int) -> None:
         ctypes.PyDLL(None).sleep(3600)  # keeps Python's lock
 
 
+@scenario(3)
 def frozen(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_holds_the_lock)
 
 
-def test_a_rank_that_holds_pythons_lock(tmp_path: Path) -> None:
-    outcome = run(3, frozen, tmp_path)
+def test_a_rank_that_holds_pythons_lock(runs: dict[str, Run]) -> None:
+    outcome = runs["frozen"].outcome()
     check_all_ended(outcome)
     assert outcome.codes == [1, 1, 1]
     place = f"test_watchdog.py:{line_of(_holds_the_lock, '# keeps')} _holds_the_lock"
@@ -424,12 +502,13 @@ def _crashes(rank: int, step: int) -> None:
         ctypes.string_at(0)  # reads address 0
 
 
+@scenario(2)
 def crashing(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, before=_crashes)
 
 
-def test_a_rank_that_crashes_in_c(tmp_path: Path) -> None:
-    outcome = run(2, crashing, tmp_path)
+def test_a_rank_that_crashes_in_c(runs: dict[str, Run]) -> None:
+    outcome = runs["crashing"].outcome()
     check_all_ended(outcome)
     assert outcome.codes == [1, -signal.SIGSEGV]
     last = last_line(outcome.printed[0])
@@ -452,8 +531,9 @@ def busy(rank: int, watchdog: Watchdog) -> None:
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_a_collective_that_times_out_while_a_rank_is_busy(tmp_path: Path) -> None:
-    outcome = run(2, busy, tmp_path, collective=6)
+    outcome = Run(2, busy, tmp_path, collective=6).outcome()
     check_all_ended(outcome, 6)
     assert outcome.codes == [1, 1]
     assert row(outcome, 1).startswith(">1 ")
@@ -462,6 +542,7 @@ def test_a_collective_that_times_out_while_a_rank_is_busy(tmp_path: Path) -> Non
     assert "while rank 0 waits in barrier" in last
 
 
+@scenario(2)
 def healthy(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, steps=3)
     if rank == 0:  # alone, for longer than the timeout, but it moves
@@ -477,13 +558,81 @@ def healthy(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog, steps=3)
 
 
-@pytest.mark.parametrize("store", ["tcp", "file"])
-def test_a_healthy_run_is_left_alone(tmp_path: Path, store: str) -> None:
-    outcome = run(2, healthy, tmp_path, store)
+def test_a_healthy_run_is_left_alone(runs: dict[str, Run]) -> None:
+    check_healthy(runs["healthy"].outcome())
+
+
+@pytest.mark.slow
+def test_a_healthy_run_is_left_alone_with_a_store_in_a_file(tmp_path: Path) -> None:
+    check_healthy(Run(2, healthy, tmp_path, "file").outcome())
+
+
+def check_healthy(outcome: Outcome) -> None:
     assert outcome.codes == [0, 0]
     assert outcome.printed == ["", ""]
-    assert not list(tmp_path.glob("rank_*/*"))
+    assert not list(outcome.folder.glob("rank_*/*"))
     assert not outcome.orphans
+
+
+def waits_long(rank: int, watchdog: Watchdog) -> None:
+    module = sys.modules[Watchdog.__module__]
+    module.NOTE_AFTER = 4.0  # type: ignore[attr-defined]
+    watchdog.note("prepare_data")
+    if rank == 0:
+        time.sleep(8)  # alone
+    dist.barrier()
+
+
+@pytest.mark.slow
+def test_a_long_wait_is_noted_once(tmp_path: Path) -> None:
+    outcome = Run(2, waits_long, tmp_path).outcome()
+    assert outcome.codes == [0, 0]
+    assert re.fullmatch(
+        rf"rank 1 waits for rank 0 since \d s \(prepare_data, \S+test_watchdog\.py:{line_of(waits_long, '# alone')} "
+        r"waits_long: time\.sleep\(8\)  # alone\)\n",
+        outcome.printed[0],
+    )
+    assert outcome.printed[1] == ""
+
+
+class _SleepsInAStep(Callback):
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_rank == 1 and trainer.global_step == 2:
+            now()
+            time.sleep(3600)  # in a callback
+
+
+def lightning(rank: int, watchdog: Watchdog) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    silence_known()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    seed_everything(0, workers=True, verbose=False)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=SafeDDPStrategy(),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[Heartbeats(watchdog), _SleepsInAStep()],
+    )
+    data = Phantom(train_cases=12, val_cases=2, test_cases=1, size=32, batch_size=4, num_workers=1)
+    trainer.fit(
+        Segmenter(UNet(width=4, depth=2), 3, 1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)), datamodule=data
+    )
+
+
+@pytest.mark.slow
+def test_lightnings_hooks_tell_step_and_phase(tmp_path: Path) -> None:
+    outcome = Run(2, lightning, tmp_path).outcome()
+    check_all_ended(outcome)
+    assert outcome.codes == [1, 1]
+    place = f"test_watchdog.py:{line_of(_SleepsInAStep, '# in a callback')} on_train_batch_start"
+    assert re.match(rf">1 \S+ 2 training step \d+ s {re.escape(place)} ", row(outcome, 1))
+    assert re.match(r"0 \S+ 2 (training step|backward) \d+ s waits in ", row(outcome, 0))
 
 
 def slow_start(rank: int, watchdog: Watchdog) -> None:
@@ -494,8 +643,9 @@ def slow_start(rank: int, watchdog: Watchdog) -> None:
     train(rank, watchdog)
 
 
+@pytest.mark.slow
 def test_start_up_may_take_longer(tmp_path: Path) -> None:
-    outcome = run(2, slow_start, tmp_path)
+    outcome = Run(2, slow_start, tmp_path).outcome()
     assert outcome.codes == [0, 0]
     assert outcome.printed == ["", ""]
 
