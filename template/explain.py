@@ -144,7 +144,8 @@ def _paragraphs(finding: Finding) -> Iterator[str]:
                 yield _entry("names", f"rank {rank}: " + _listed({name: _few(v) for name, v in merged.items()}))
     elif names:
         yield _entry("names", _listed(names))
-    yield _entry("text", finding.places[0].text)
+    text = finding.places[0].text
+    yield _entry("text", text if len(text) <= 240 else f"{text[:240]} …")
     yield _entry("cause", fault.cause)
     yield _entry("fix", fault.fix)
 
@@ -204,7 +205,7 @@ def catalogue_page() -> str:
     parts = [
         "# Known failures",
         (
-            "Each has a stable identifier. This program ends its messages with it; `explain` finds it in the log of any "
+            "Each has a stable identifier. This program ends its messages with it; `explain` finds it in logs of any "
             "PyTorch program, together with the names that the text holds: parameters, shapes, devices, ranks, files."
         ),
         (
@@ -225,4 +226,4 @@ def catalogue_page() -> str:
 
 def _cell(text: str) -> str:
     """Text that a Markdown table shows as it is."""
-    return re.sub(r"([|<>*_\[\]])", r"\\\1", text)
+    return re.sub(r"([|<>*])", r"\\\1", text)

@@ -164,7 +164,7 @@ _FAULTS = (
 )
 
 #: Heading -> faults, as in the documentation.
-SECTIONS: dict[str, tuple[Fault, ...]] = {**AREAS, "Found by this program": _FAULTS}
+SECTIONS: dict[str, tuple[Fault, ...]] = {"Found by this program": _FAULTS, **AREAS}
 FAULTS: dict[str, Fault] = {fault.identifier: fault for faults in SECTIONS.values() for fault in faults}
 
 

@@ -135,7 +135,7 @@ def _column(text: str, position: int) -> int:
 
 
 def readings(lines: list[Line]) -> Iterator[Squeezed]:
-    """Each rank's own lines, where prefixes tell them apart, then all lines in their order."""
+    """Each rank's own lines, where prefixes tell them apart, and last all lines in their order."""
     streams: dict[str, list[Line]] = {}
     for line in lines:
         streams.setdefault(line.stream, []).append(line)

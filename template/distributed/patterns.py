@@ -36,7 +36,7 @@ _TYPES = {
     "metric": r"[\w./\-]+?",
     "keys": r"\"[^\"]{1,200}\"(?:,\"[^\"]{1,200}\")*",
     "prefix": r"(?:module|_orig_mod)",
-    "launch": r"--(?:local[-_]rank|node[-_]rank|world[-_]size|rank)(?:=\d+)?(?![\w-])",
+    "launch": r"--(?:local[-_]rank|node[-_]rank|world[-_]size|rank(?![\w-]))(?:=\d+)?",
     "argument": r"-{1,2}[\w.\-]+(?:=[^\s]{0,80})?",
     "launchvar": r"(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|LOCAL_WORLD_SIZE)",
 }
@@ -108,7 +108,7 @@ def read_values(printed: str, kind: str, open_end: bool, spaced: bool) -> list[s
         *items, last = printed.split(",")
         items.append(_first_word(last) if open_end else last)
         return ["".join(item.split()).strip('"') for item in items]
-    if open_end:
+    if open_end and kind != "launch":
         return [_first_word(printed).strip("'\"")]
     return [("" if kind != "words" else " ").join(printed.split()).strip("'\"")]
 

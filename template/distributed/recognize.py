@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,8 +16,10 @@ from .patterns import Pattern, read_values
 _KINDS = ("cause", "symptom", "consequence", "note")
 #: Characters, without white space, before and after a sign in which its names are looked for.
 _BEFORE, _AFTER = 160, 4000
-#: Signs shorter than this may be words of any text, and are not put together from two lines.
-_LONG = 20
+#: Signs that begin with fewer characters may be words of any text, and are not put together from two lines.
+_LONG = 12
+#: Lines in which the other half of a sign is looked for.
+_AHEAD = 12
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ def _signs() -> tuple[_Sign, ...]:
 
 
 @cache
+def _stitcher() -> Stitcher:
+    return Stitcher((sign.pattern.lead for sign in _signs() if len(sign.pattern.lead) >= _LONG), ahead=_AHEAD)
+
+
+@cache
 def _names(fault: Fault) -> tuple[Pattern, ...]:
     return tuple(Pattern.compile(name) for name in fault.names)
 
@@ -92,14 +99,9 @@ def recognize_text(text: str) -> list[Finding]:
     places: dict[str, dict[tuple[int, int], Place]] = {}
     seen: set[tuple[int, int]] = set()
     lines = split(text)
-    last: Squeezed | None = None
-    for reading in readings(lines):
-        last = reading
+    *streams, whole = readings(lines)
+    for reading in (*streams, whole, *_stitcher()(whole), *_broken(whole)):
         _collect(reading, places, seen)
-    if last is not None:
-        words = (sign.pattern.lead for sign in _signs() if len(sign.pattern.lead) >= _LONG)
-        for reading in Stitcher(words)(last):
-            _collect(reading, places, seen)
     findings = [
         Finding(FAULTS[identifier], tuple(place for _, place in sorted(found.items(), key=lambda item: item[0])))
         for identifier, found in places.items()
@@ -142,8 +144,9 @@ def _collect(reading: Squeezed, places: dict[str, dict[tuple[int, int], Place]],
         if any(first <= start < behind for first, behind in claimed[-40:]):
             seen.add(key)
             continue
-        own = starts[order]
-        next_start = next((other for other in own[bisect_right(own, start) :] if other >= end), None)
+        following = starts[order]
+        index = bisect_left(following, max(end, start + 1))
+        next_start = following[index] if index < len(following) else None
         names, spans = _find_names(reading, fault, start, end, next_start)
         claimed += [(start, end), *spans]
         if key in seen:
@@ -168,6 +171,25 @@ def _sign_hits(reading: Squeezed) -> Iterator[_Hit]:
             match = sign.pattern.regex.match(text, position)
             if match:
                 yield position, order, match.end(), sign.fault
+            position = text.find(sign.pattern.lead, position + 1)
+
+
+def _broken(reading: Squeezed) -> Iterator[Squeezed]:
+    """Lines whose end begins a sign, each with the later line that ends it."""
+    text = reading.text
+    for sign in _signs():
+        if len(sign.pattern.lead) < _LONG:
+            continue
+        position = text.find(sign.pattern.lead)
+        while position >= 0:
+            if not sign.pattern.regex.match(text, position):
+                index, place = reading.line_at(position), reading.key(position)[1]
+                tail = reading.parts[index][place:]
+                for other in range(index + 2, min(index + 2 + _AHEAD, len(reading.parts))):
+                    match = sign.pattern.regex.match(tail + reading.parts[other])
+                    if match and match.end() > len(tail) >= len(sign.pattern.lead):
+                        yield Squeezed([reading.lines[index], reading.lines[other]])
+                        break
             position = text.find(sign.pattern.lead, position + 1)
 
 

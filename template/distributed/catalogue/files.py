@@ -222,7 +222,7 @@ FILES = (
         signs=(
             "Checkpoint file not found: {path:text}.ckpt",
             "Checkpoint at {path:text} not found. Aborting training",
-            "[Errno 2] No such file or directory: {path:ckpt}",
+            "FileNotFoundError: [Errno 2] No such file or directory: {path:ckpt}",
             '(ckpt_path="best")` is set but `ModelCheckpoint` is not configured',
         ),
     ),
@@ -310,7 +310,7 @@ FILES = (
             "error: Subcommand '{subcommand:word}' does not accept option '{key:name}'",
             "does not accept option '{key:name}'",
             "Option '{key:name}' is not accepted",
-            "Key '{key:name}' is not expected",
+            "Validation failed: Key '{key:name}' is not expected",
         ),
     ),
     Fault(
@@ -321,7 +321,6 @@ FILES = (
         exit_code=2,
         signs=(
             'Parser key "{key:name}":',
-            "error: Validation failed:",
             "Does not validate against any of the Union subtypes",
             'Expected a string with form "h:m:s"',
         ),

@@ -26,7 +26,7 @@ LAUNCH = (
         cause="It is misspelled, of another version, or meant for the launcher and written after the script's name.",
         fix="See --help; arguments of torchrun stand before the script's name.",
         exit_code=2,
-        signs=("error: unrecognized arguments: {argument:argument}",),
+        signs=("unrecognized arguments: {argument:argument}",),
     ),
     Fault(
         "not-launched",
@@ -36,6 +36,7 @@ LAUNCH = (
         fix="Start it with torchrun --nproc-per-node=N script.py, in an IDE as module torch.distributed.run with those"
         " arguments; for a single process set RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=29500.",
         signs=(
+            "using env:// rendezvous: environment variable {variable:word} expected, but not set",
             "environment variable {variable:word} expected, but not set",
             "KeyError: '{variable:launchvar}'",
         ),
@@ -203,10 +204,7 @@ LAUNCH = (
             "subprocess.CalledProcessError: Command '[{...}torch",
         ),
         names=(
-            (
-                "first observed failure): [{...}]: {...} rank : {first_rank:int} (local_rank: {first_local_rank:int})"
-                " exitcode : {first_exitcode:signed} (pid: {first_pid:int})"
-            ),
+            "first observed failure): [{...} rank : {first_rank:int} (local_rank: {...} exitcode : {exitcode:signed} (",
         ),
     ),
 )
