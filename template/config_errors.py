@@ -177,10 +177,12 @@ class Checker:
                 self._value(parameters.hints[argument], child, f"{key}.{argument}", parameters.defaults[argument])
             elif not child.stale:
                 close = nearest(str(argument), parameters.hints)
-                known = ", ".join(list(parameters.hints)[:14]) or "none"
+                known = f"Its arguments are {', '.join(list(parameters.hints)[:14]) or 'none'}"
+                if inspect.isfunction(found) and inspect.getfullargspec(found).varkw:
+                    known += "; those that it hands on by **kwargs go below dict_kwargs"
                 raise refusal(
                     f"{child.where}: {name} has no argument '{argument}' ({key}.{argument}).",
-                    fix=f"Did you mean '{close}'?" if close else f"Its arguments are {known}.",
+                    fix=f"Did you mean '{close}'?" if close else f"{known}.",
                 )
         for argument in parameters.required:
             if argument not in arguments.value:
