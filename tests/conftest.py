@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# Lightning sets it at its import, whichever test that falls into: torch then asks for GPUs without starting CUDA.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 _ROOT = Path(__file__).parent.parent
 #: Set by pytest, by Lightning's ``seed_everything`` and by torch's compiler; restored, but no fault of the test.
 _FREE_TO_CHANGE = {"PYTEST_CURRENT_TEST", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "TORCHINDUCTOR_CACHE_DIR"}
