@@ -38,4 +38,6 @@ def silence_known() -> None:
     """Hide the known messages, in this process."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_SaysSomething())
+    # A logger's filter sees its own records alone.
+    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").addFilter(_SaysSomething())
