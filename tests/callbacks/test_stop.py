@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 
 from template.callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
 from template.callbacks.stop import StopOnSignal
