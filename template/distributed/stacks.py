@@ -1,4 +1,4 @@
-"""Stacks of threads that cannot tell where they are: of a process that holds Python's lock, crashed, or is a worker; and its end."""
+"""Stacks of threads that cannot tell where they are, for they hold the lock, crashed, or are in a worker; the end."""
 
 from __future__ import annotations
 
@@ -67,8 +67,15 @@ class StackFile:
         if self._asks and _ASK is not None:
             faulthandler.unregister(_ASK)
         self._file.close()
+        self.discard_empty()
         if not keep:
             self.path.unlink(missing_ok=True)
+
+    def discard_empty(self) -> None:
+        """Remove the file if nothing was written."""
+        with contextlib.suppress(OSError):
+            if not self.path.stat().st_size:
+                self.path.unlink()
 
 
 def _handles(pid: int, number: int) -> bool:

@@ -37,7 +37,7 @@ NOTE_AFTER = 30.0
 #: Seconds within which a process must have ended once the verdict is known; then the interpreter's C code ends it.
 _BACKSTOP = 10.0
 #: Seconds that a rank which has learnt the verdict leaves the one that prints it, so that nothing is printed after.
-_HOLD_BACK = 1.0
+_HOLD_BACK = 2.0
 
 
 class Watchdog:
@@ -88,8 +88,7 @@ class Watchdog:
         self._concluded: float | None = None
         self._stop = threading.Event()
         self._lock = threading.RLock()
-        self._asked = False
-        self._ending = False
+        self._asked = self._ending = False
         self._verdict: Verdict | None = None
         self._decided = threading.Event()
         self._thread: threading.Thread | None = None
@@ -101,8 +100,7 @@ class Watchdog:
         """Start to watch the calling thread."""
         if self._store is None:
             return
-        if self._out is None:
-            self._out = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace")
+        self._out = self._out or os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace")
         self._peers = Peers(self._store, self.rank, self._world_size, self.timeout)
         self._beat = replace(self._beat, hosts=hosted_here(self._store, self.rank))
         self._main = MainThread()
@@ -209,6 +207,8 @@ class Watchdog:
             error = getattr(sys, "last_value", None)  # of an exception that nobody caught
             if error is not None:
                 self.on_exception(error)
+                if (named := self.explain_peer_failure(error)) is not None:
+                    self._print(f"error: {named}\n")
             self.stop()
 
     def _linger(self) -> None:
@@ -310,7 +310,7 @@ class Watchdog:
         self._keep(report)
         self._peers.wait_for_answers(3.0)
         if self._ending:
-            end_process()
+            self._end()
         self._verdict = verdict
         self._decided.set()
         self._stop.set()
@@ -323,8 +323,8 @@ class Watchdog:
         if not failed:
             self._keep(report)
         self._peers.answer()
-        time.sleep(_HOLD_BACK * (5 if failed else 1))
-        end_process()
+        time.sleep(_HOLD_BACK * (3 if failed else 1))
+        self._end()
 
     def _keep(self, report: str) -> None:
         with contextlib.suppress(OSError):
@@ -333,6 +333,11 @@ class Watchdog:
                 (self._folder / ERROR_FILE).write_text(report, encoding="utf-8")
         if self._leave is not None:
             self._leave(report)
+
+    def _end(self) -> None:
+        if self._stacks is not None:
+            self._stacks.discard_empty()
+        end_process()
 
     def _end_soon(self) -> None:
         if self._stacks is not None:

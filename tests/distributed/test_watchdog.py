@@ -312,6 +312,7 @@ def check_sleeper(outcome: Outcome) -> None:
         assert last in outcome.error(rank)
         assert last in (outcome.folder / f"left_{rank}").read_text()
     assert outcome.printed[1:] == ["", ""]
+    assert not list(outcome.folder.glob("rank_*/stack.txt"))  # empty
 
 
 def _kills_itself(victim: int) -> Callable[[int, int], None]:
