@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
+from ..distributed.stop import Stopped
 from ..distributed.watchdog import Watchdog
 
 
@@ -115,4 +116,5 @@ class Heartbeats(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._failed(exception)
+        if not isinstance(exception, Stopped):  # that is no failure
+            self._failed(exception)
