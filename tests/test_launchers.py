@@ -27,6 +27,7 @@ FIT = [
     "--trainer.accelerator=cpu",
     "--trainer.precision=64-true",
 ]
+PLAIN = [argument for argument in FIT if "ddp.yaml" not in argument]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2"]
 MODULE = ["-m", "template"]
@@ -80,8 +81,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     [
         pytest.param([sys.executable, *MODULE, *FIT], id="by hand"),
         pytest.param([sys.executable, *SCRIPT, *FIT], id="run button"),
-        pytest.param([sys.executable, *MODULE, *FIT, "--trainer.strategy=ddp"], id="ddp"),
-        pytest.param([sys.executable, *MODULE, *FIT, "--trainer.strategy=ddp_spawn"], id="ddp_spawn"),
+        pytest.param([sys.executable, *MODULE, *PLAIN, "--trainer.devices=2"], id="devices alone"),
+        pytest.param([sys.executable, *MODULE, *PLAIN, "--trainer.devices=2", "--trainer.strategy=ddp"], id="ddp"),
+        pytest.param(
+            [sys.executable, *MODULE, *PLAIN, "--trainer.devices=2", "--trainer.strategy=ddp_spawn"], id="ddp_spawn"
+        ),
         pytest.param([*TORCHRUN, "2", *MODULE, *FIT], id="torchrun"),
         pytest.param([*TORCHRUN, "2", *MODULE, *FIT, "--trainer.devices=auto"], id="torchrun, devices auto"),
         pytest.param([*TORCHRUN, "4", *MODULE, *FIT, "--trainer.devices=4"], id="torchrun on four"),
