@@ -65,6 +65,8 @@ def find_class(class_path: Any, bases: tuple[type, ...], key: str, where: str) -
 
 
 def _by_name(name: str, bases: tuple[type, ...], key: str, where: str) -> type:
+    if name in (own := own_classes(bases)):
+        return own[name]
     candidates = list(_subclasses(bases))
     same = [found for found in candidates if found.__name__ == name]
     if len(same) == 1:
@@ -74,7 +76,7 @@ def _by_name(name: str, bases: tuple[type, ...], key: str, where: str) -> type:
         raise refusal(f"{where}: {key}: '{name}' is the name of several classes.", f"Give the full path: {paths}.")
     kinds = " or ".join(map(public_path, bases))
     # The program's own names first: torch alone has hundreds of modules.
-    close = nearest(name, own_names(bases)) or nearest(name, [found.__name__ for found in candidates])
+    close = nearest(name, own) or nearest(name, [found.__name__ for found in candidates])
     fix = f"Did you mean '{close}'?" if close else _example(bases)
     raise refusal(f"{where}: {key}: no {kinds} has the name '{name}'.", fix)
 
@@ -170,14 +172,14 @@ def _returned(function: Any) -> Any:
         return inspect.signature(function).return_annotation if callable(function) else None
 
 
-def own_names(bases: tuple[type, ...]) -> list[str]:
-    """Names of this program's own classes below the bases."""
+def own_classes(bases: tuple[type, ...]) -> dict[str, type]:
+    """This program's own classes below the bases, by their short names."""
     own = (found for found in _subclasses(bases) if found.__module__.startswith(f"{_PACKAGE}."))
-    return sorted(found.__name__ for found in own if found not in bases)
+    return {found.__name__: found for found in own if found not in bases}
 
 
 def _example(bases: tuple[type, ...]) -> str:
-    own = own_names(bases)
+    own = sorted(own_classes(bases))
     # Of modules this program has losses and transforms as well: a list would mislead.
     names = f"the name of one of this program's own ({', '.join(own)}) or " if 0 < len(own) < 6 else ""
     return f"Give {names}a full path such as package.module.Class."

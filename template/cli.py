@@ -32,7 +32,7 @@ from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
 from .config_errors import Checker, refuse_strategy_name, refuse_unlogged
-from .config_parser import ConfigParser
+from .config_parser import ConfigParser, own_names_first
 from .config_sources import read_given, refusal
 from .config_types import Parameters, one_line
 from .data.module import SegmentationData
@@ -162,14 +162,16 @@ class SegmentationCLI(LightningCLI):
         given = read_given(args)
         checker = Checker(Parameters(self._subcommand_parsers[args[0]]), _LINKED)
         checker.check_linked(given)
-        try:
-            self.config = parser.parse_args(args)
-        except Exception as error:  # what the parser refuses, and what importing a class raises
-            raise checker.explain(given, str(error)) from error
-        checker.check_nulls(given)
+        with own_names_first():
+            try:
+                self.config = parser.parse_args(args)
+            except Exception as error:  # what the parser refuses, and what importing a class raises
+                raise checker.explain(given, str(error)) from error
+            checker.check_nulls(given)
+            replaced = checker.replaced(given)
         self._join_world()
         if self.world.rank == 0:
-            for line in checker.replaced(given):
+            for line in replaced:
                 print(line, file=sys.stderr)
 
     @override

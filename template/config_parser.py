@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from jsonargparse import _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
+from .class_paths import own_classes
 from .config_errors import Refused
+from .config_types import class_types, full_path
 from .help_format import ShortHelp
 
 _PACKAGE = (__package__ or "").partition(".")[0]
@@ -31,3 +36,24 @@ class ConfigParser(LightningArgumentParser):
         if not self.exit_on_error:  # of one class; the parser around it tries other alternatives
             super().error(message, ex)
         raise Refused(message) from ex
+
+
+@contextmanager
+def own_names_first() -> Iterator[None]:
+    """Let a short name mean this program's class where another library has one of that name, as MONAI has a ``UNet``.
+
+    jsonargparse looks a short name up among all classes that happen to be imported, refuses two of a name, and has no
+    setting for it.
+    """
+    among_all = _typehints.resolve_class_path_by_name
+
+    def resolve(hint: Any, name: str) -> str:
+        hints = hint if isinstance(hint, tuple) else (hint,)
+        own = own_classes(tuple(base for hint in hints for base in class_types(hint)))
+        return full_path(own[name]) if name in own else among_all(hint, name)
+
+    _typehints.resolve_class_path_by_name = resolve  # type: ignore[assignment]  # called with type hints as well
+    try:
+        yield
+    finally:
+        _typehints.resolve_class_path_by_name = among_all

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import re
+import importlib
 import sys
 from pathlib import Path
 
@@ -45,7 +45,7 @@ COMMAND_LINE = {
     f"{NET} torchvison.models.segmentation.fcn_resnet50": "no module 'torchvison'. Did you mean 'torchvision.models.seg",
     f"{NET} torchvision.models.segmentaton.fcn_resnet50": "Did you mean 'torchvision.models.segmentation.fcn_resnet50'",
     f"{NET} torchvision.models.segmentation.fcn_resnet5": "has no 'fcn_resnet5'. Did you mean 'torchvision.models.segm",
-    f"{NET} Unet": "model.net: no torch.nn.Module has the name 'Unet'. Did you mean 'UNet'?",
+    f"{NET} unet": "model.net: no torch.nn.Module has the name 'unet'. Did you mean 'UNet'?",
     f"{NET} Phantom": "model.net: no torch.nn.Module has the name 'Phantom'",
     f"{NET} torch.optim.AdamW": "model.net: 'torch.optim.AdamW' is no torch.nn.Module",
     f"{NET} collections.OrderedDict": "model.net: 'collections.OrderedDict' is no torch.nn.Module",
@@ -239,16 +239,27 @@ def test_an_optional_library_that_is_not_installed(
     assert f"there is no module '{library}'. Install it: pip install -e '.[{extra}]'" in sentence
 
 
-def test_a_short_name_that_two_classes_have(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = "from torch import nn\nclass Standardize(nn.Module): ...\nclass Other(nn.Module): ...\n"
+@pytest.fixture
+def theirs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is imported already, with classes of the same names as others."""
+    code = "from torch import nn\nclass UNet(nn.Module): ...\nclass ConvTranspose2d(nn.Module): ...\n"
     (folder / "theirs.py").write_text(code, encoding="utf-8")
-    arguments = ["--data.preprocess+=theirs.Other", "--data.preprocess+=Standardize"]
-    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", *arguments])
-    assert "data.preprocess[2]: 'Standardize' is the name of several classes. Give the full path: " in sentence
-    assert re.search(r"template\.data\.transforms\.Standardize", sentence)
-    assert "theirs.Standardize" in sentence
+    importlib.import_module("theirs")
+    monkeypatch.delitem(sys.modules, "theirs")
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_short_name_means_the_class_of_this_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "class_path: UNet\n" in printed(capsys)  # in the file
+    assert "class_path: UNet\n" in printed(capsys, "--model.net", "UNet")
+    assert "class_path: theirs.UNet\n" in printed(capsys, "--model.net", "theirs.UNet")
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_short_name_that_two_other_classes_have(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", "--data.preprocess+=ConvTranspose2d"])
+    assert "data.preprocess[1]: 'ConvTranspose2d' is the name of several classes. Give the full path: " in sentence
+    assert "theirs.ConvTranspose2d" in sentence
 
 
 # Devices ----------------------------------------------------------------------------------------------------------

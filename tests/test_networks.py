@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,54 @@ def test_a_number_of_classes_that_contradicts_the_data(capsys: pytest.CaptureFix
 def test_a_network_without_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny.run("--model.net", "torch.nn.Identity") == 2
     assert "The network Identity has nothing to train." in capsys.readouterr().err
+
+
+# The page on networks -----------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs" / "your-network.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r'^```(?:python|yaml) title="(.*?)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the page shows, in the working directory."""
+    for name, content in FILES.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "my_net", raising=False)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("page")
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".yaml")])
+def test_files_of_the_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # importing MONAI sets it: put back afterwards
+    for library in (SMP, "monai"):
+        if library in FILES[name]:
+            pytest.importorskip(library)
+    trained("--config", name)
+
+
+@pytest.mark.usefixtures("page")
+@pytest.mark.parametrize("net", ["my_net.MyNet", "my_net.my_small_net"])
+def test_the_network_of_the_page(net: str) -> None:
+    weights = trained("--model.net", net, "--model.net.width", "24")["state_dict"]
+    assert weights["net.layers.0.weight"].shape == (24, 1, 3, 3)
+
+
+def test_commands_of_the_page_name_what_is_there() -> None:
+    lines = [line for line in PAGE.splitlines() if line.startswith("python -m template")]
+    assert lines
+    for line in lines:
+        for word in line.split():
+            if word.endswith(".yaml") and not word.startswith("runs/"):
+                assert word in FILES or (Path(__file__).parent.parent / word).is_file()
+
+
+def test_the_page_knows_every_argument_of_the_unet() -> None:
+    from inspect import signature
+
+    from template.models.unet import UNet
+
+    told = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+    assert told == set(signature(UNet).parameters) - {"in_channels", "num_classes"}
