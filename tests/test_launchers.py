@@ -112,9 +112,10 @@ def test_a_launcher_reaches_the_same_loss(command: list[str], tmp_path: Path, ex
 def test_srun_reaches_the_same_loss(tmp_path: Path, expected: list[float]) -> None:
     slurm = {
         "SLURM_JOB_ID": "1234",
+        "SLURM_STEP_ID": "0",
         "SLURM_JOB_NAME": "train",
         "SLURM_NTASKS": "2",
-        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
         "SLURM_NNODES": "1",
         "SLURM_NODEID": "0",
         "SLURM_NODELIST": "localhost",

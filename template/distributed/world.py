@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +25,7 @@ class World(NamedTuple):
         size: Number of processes.
         local_rank: Rank on this machine.
         local_size: Processes on this machine.
-        launcher: ``torchrun``, ``slurm``, or None for a process started by hand.
+        launcher: ``torchrun``, ``mpirun``, ``slurm``, or None for a process started by hand.
     """
 
     rank: int = 0
@@ -39,8 +40,20 @@ class World(NamedTuple):
         return self.size // self.local_size
 
 
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+#: Launchers and the variables that they set: rank, number of processes, rank and number on the machine. The first found
+#: counts: torchrun and mpirun inside of srun are usual.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+}
+_HOW = {
+    "torchrun": "Give torchrun the same --nproc-per-node on all machines",
+    "mpirun": "Start the same number of processes on all machines",
+    "slurm": "Start with srun --ntasks-per-node=N, the same N on all machines",
+}
+# Step numbers from here on are SLURM's own (slurm.h): that of the batch script, of the shell that salloc opens.
+_SLURM_OWN_STEPS = 0xFFFFFFF0
 
 
 def read_world(environ: Mapping[str, str] = os.environ) -> World:
@@ -50,28 +63,74 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
         environ: Environment variables.
 
     Raises:
-        NamedError: A launcher's variables are incomplete or no numbers.
+        NamedError: A launcher's variables are incomplete, no numbers, or contradict each other.
     """
-    if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ:
-        rank, size, local_rank, local_size = (_number(environ, name) for name in _TORCHRUN)
-        return World(rank, size, local_rank, local_size, "torchrun")
-    # An interactive shell inside an allocation has SLURM's variables, but srun did not start this process.
-    if all(name in environ for name in _SLURM) and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        rank, size, local_rank = (_number(environ, name) for name in _SLURM)
-        nodes = int(environ.get("SLURM_NNODES", "1"))
-        return World(rank, size, local_rank, max(1, size // nodes), "slurm")
+    for launcher, names in _LAUNCHERS.items():
+        if launcher == "slurm" and not _started_by_srun(environ):
+            continue
+        if names[1] in environ and names[2] in environ:
+            rank, size, local_rank = (_number(environ, launcher, name) for name in names[:3])
+            if launcher == "slurm":
+                shares = _shares(environ, size)
+            else:
+                local_size = _number(environ, launcher, names[3])
+                machines = environ.get("GROUP_WORLD_SIZE", "") if launcher == "torchrun" else ""
+                shares = [local_size] * (int(machines) if machines.isdigit() else size // max(1, local_size))
+            problem = _contradiction(rank, size, local_rank, shares)
+            if problem:
+                raise _misfit(environ, launcher, problem)
+            return World(rank, size, local_rank, shares[0], launcher)
+        if launcher == "torchrun" and environ.get("WORLD_SIZE", "") not in ("", "1"):
+            raise _misfit(environ, launcher, "it sets all four")
     return World()
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    value = environ.get(name, "")
+def _started_by_srun(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process, and not a batch script or a shell inside an allocation.
+
+    Those have most of SLURM's variables as well, and would wait for tasks that nobody starts.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    if not step.isdigit() or int(step) >= _SLURM_OWN_STEPS:
+        return False
+    # `srun --pty bash` is step 0 under the shell's name; what srun starts from in there has higher numbers.
+    return not (step == "0" and environ.get("SLURM_JOB_NAME") == "bash")
+
+
+def _shares(environ: Mapping[str, str], size: int) -> list[int]:
+    """SLURM's tasks of each machine: ``2(x3),1`` means 2, 2, 2, 1."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    shares = [int(share) for share, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    machines = max(1, _number(environ, "slurm", "SLURM_NNODES", "1"))
+    return shares or [size // machines] * machines
+
+
+def _contradiction(rank: int, size: int, local_rank: int, shares: list[int]) -> str:
+    """What is wrong with the numbers of a launcher; empty where they fit together."""
+    if rank >= size:
+        return f"rank {rank} is not below {size}"
+    if len(set(shares)) != 1 or sum(shares) != size:
+        return "all machines need the same number of processes"
+    if local_rank >= shares[0]:
+        return f"local rank {local_rank} is not below {shares[0]}"
+    return ""
+
+
+def _misfit(environ: Mapping[str, str], launcher: str, what: str) -> NamedError:
+    names = [name for name in (*_LAUNCHERS[launcher], "GROUP_WORLD_SIZE", "SLURM_STEP_ID") if name in environ]
+    found = ", ".join(f"{name}={environ[name]}" for name in names)
+    return NamedError(
+        "world-size",
+        f"The environment variables of {launcher} do not fit together, {what}: {found}.",
+        cause="They are left over from another launch, set by hand, or the machines were given unequal shares.",
+        fix=f"{_HOW[launcher]}; to start by hand, unset {', '.join(names)}.",
+    )
+
+
+def _number(environ: Mapping[str, str], launcher: str, name: str, default: str = "") -> int:
+    value = environ.get(name, default)
     if not value.isdigit():
-        raise NamedError(
-            "world-size",
-            f"The environment variable {name} is '{value}'; a launcher sets it to a number.",
-            cause="It was left over from another launch, or set by hand.",
-            fix=f"Unset {', '.join(_TORCHRUN)} and start again.",
-        )
+        raise _misfit(environ, launcher, f"{name} is '{value}', no number")
     return int(value)
 
 
@@ -86,16 +145,15 @@ def open_store(world: World, init_method: str = "env://") -> Store | None:
     Args:
         world: Place of this process.
         init_method: ``env://``, ``tcp://host:port`` or ``file:///path``, as of ``torch.distributed``.
+
+    Raises:
+        NamedError: The processes cannot meet, or not all came.
     """
     global _store
     if world.size > 1 and _store is None:
-        import torch.distributed as dist
+        from .rendezvous import connect
 
-        if world.launcher == "slurm" and init_method == "env://":
-            _slurm_address()
-        rendezvous = dist.rendezvous(init_method, world.rank, world.size, timeout=STARTUP_TIMEOUT)
-        _store, _, _ = next(iter(rendezvous))
-        _store.set_timeout(STARTUP_TIMEOUT)
+        _store = connect(world, init_method, STARTUP_TIMEOUT)
     return _store
 
 
@@ -111,6 +169,9 @@ def agree(world: World, key: str, decide: Callable[[], str]) -> str:
         world: Place of this process.
         key: Name of the question; each is asked once in a run.
         decide: Called on rank 0 alone.
+
+    Raises:
+        NamedError: Rank 0 is gone.
     """
     store = current_store()
     if store is None:
@@ -119,12 +180,7 @@ def agree(world: World, key: str, decide: Callable[[], str]) -> str:
         value = decide()
         store.set(f"agree/{key}", value)
         return value
-    return store.get(f"agree/{key}").decode()
-
-
-def _slurm_address() -> None:
-    from lightning.fabric.plugins.environments import SLURMEnvironment
-
-    slurm = SLURMEnvironment()
-    os.environ.setdefault("MASTER_ADDR", slurm.main_address)
-    os.environ.setdefault("MASTER_PORT", str(slurm.main_port))
+    try:
+        return store.get(f"agree/{key}").decode()
+    except RuntimeError as error:
+        raise NamedError("rank-failed", f"Rank 0 ended before it had decided on: {key}.") from error
