@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pkgutil
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import yaml
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from . import callbacks, data, models
 from .build_errors import unbuildable
 from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
+from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
 from .callbacks.pictures import PicturesCallback
 from .callbacks.predictions import PredictionWriter
@@ -37,18 +37,20 @@ from .config_sources import read_given, refusal
 from .config_types import Parameters, one_line
 from .data.module import SegmentationData
 from .devices import check_devices
+from .distributed.environment import WorldEnvironment
 from .distributed.faults import NamedError
-from .distributed.launch import processes_asked
+from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
+from .distributed.launch import leave_message, processes_asked
 from .distributed.stop import Stopped
 from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
-from .distributed.world import World, agree, open_store, read_world
+from .distributed.watchdog import Watchdog
+from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, open_store, read_world
 from .models.segmenter import Segmenter
 from .quiet import silence_known
-from .runs import CHECKPOINTS, claim_folder, find_checkpoint, run_of
+from .runs import CHECKPOINTS, Place, decide_place
+from .saved_config import SaveConfig
 
 _PACKAGE = (__package__ or "").partition(".")[0]
-#: Keys of one verb alone, which another verb would refuse in a saved configuration.
-_VERB_KEYS = ("config", "ckpt_path", "weights_only", "verbose", "return_predictions", "out")
 #: Said once, in the data, and where.
 _LINKED = {"model.num_classes": "data.classes", "model.in_channels": "data.in_channels"}
 
@@ -78,8 +80,8 @@ class SegmentationCLI(LightningCLI):
     """
 
     world: World
-    version_folder: Path
-    verb_folder: Path
+    place: Place
+    watchdog: Watchdog | None = None
     rank_folder: Path | None = None
 
     def __init__(self, args: Sequence[str]) -> None:
@@ -92,7 +94,7 @@ class SegmentationCLI(LightningCLI):
                     Segmenter,
                     SegmentationData,
                     subclass_mode_data=True,
-                    save_config_callback=_SaveConfig,
+                    save_config_callback=SaveConfig,
                     seed_everything_default=0,
                     auto_configure_optimizers=False,
                     # Checkpoints hold no class path of the package, so that they load under any name of it.
@@ -103,19 +105,25 @@ class SegmentationCLI(LightningCLI):
                     parser_kwargs={"allow_abbrev": False, "prog": _PACKAGE},
                     args=list(args),
                 )
-            except Exception as error:
-                if self._stop.asked and not isinstance(error, Stopped):
-                    # Another rank has stopped already, and a collective with it failed.
-                    raise Stopped(signal.SIGTERM) from error
-                # Before anything else: the failure of another rank may end this process any moment.
-                if self.rank_folder is not None:
-                    write_error(self.rank_folder, error)
+            except (Stopped, LaunchNeeded):
                 raise
+            except Exception as error:
+                raise self._reason(error) from error
 
-    @override
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # the base's needs no instance
-        """The verb that was asked for alone: each has a parser of its own, and making it takes a moment."""
-        return {self._verb: LightningCLI.subcommands()[self._verb]}
+    def _reason(self, error: Exception) -> Exception:
+        """What an exception is in truth: another rank's stop, another rank's failure, or itself."""
+        if self._stop.asked:
+            # Another rank has stopped already, and a collective with it failed.
+            return Stopped(signal.SIGTERM)
+        if self.watchdog is not None:
+            self.watchdog.on_exception(error)
+            of_a_peer = self.watchdog.explain_peer_failure(error)
+            if of_a_peer is not None:
+                return of_a_peer
+        # Before any collective: the failure of another rank may end this process any moment.
+        if self.rank_folder is not None:
+            write_error(self.rank_folder, error)
+        return error
 
     @override
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -189,10 +197,14 @@ class SegmentationCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Agree on the run's folder and the checkpoint, before anything is written."""
         config = self.config[self.subcommand]
-        decided = json.loads(agree(self.world, "folders", lambda: json.dumps(self._decide_folders())))
-        self.version_folder, self.verb_folder = Path(decided["version"]), Path(decided["verb"])
-        config.ckpt_path = decided["checkpoint"]
-        self.rank_folder = self.verb_folder / f"rank_{self.world.rank}"
+        experiment, verb = Path(config.runs) / config.experiment, str(self.subcommand)
+        self.place = Place.parse(
+            agree(self.world, "place", lambda: str(decide_place(experiment, verb, config.ckpt_path)))
+        )
+        config.ckpt_path = self.place.checkpoint
+        self.rank_folder = self.place.verb / f"rank_{self.world.rank}"
+        assert self.watchdog is not None
+        self.watchdog.use_folder(self.rank_folder)
         self._until_the_end.enter_context(kept_output(self.rank_folder, self.world.rank))
 
     @override
@@ -204,19 +216,20 @@ class SegmentationCLI(LightningCLI):
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        assert self.watchdog is not None
         config = self._get(self.config_init, "trainer")
-        self._get(self.config_init, "checkpoint").dirpath = str((self.version_folder / CHECKPOINTS).resolve())
+        self._get(self.config_init, "checkpoint").dirpath = str((self.place.run / CHECKPOINTS).resolve())
         user = config.callbacks or []
         user = user if isinstance(user, list) else [user]
         kwargs |= {
-            "callbacks": [*user, *self._callbacks(config, user)],
-            "default_root_dir": str(self.verb_folder),
+            "callbacks": [Heartbeats(self.watchdog), *user, *self._callbacks(config, user)],
+            "default_root_dir": str(self.place.verb),
             # Batches are dealt by the data module's own samplers.
             "use_distributed_sampler": False,
-            "plugins": [*_as_list(config.plugins), AtomicCheckpointIO()],
+            "plugins": [*_as_list(config.plugins), AtomicCheckpointIO(), WorldEnvironment(self.world)],
         }
         if config.logger is None or config.logger is True:
-            kwargs["logger"] = loggers(self.verb_folder)
+            kwargs["logger"] = loggers(self.place.verb)
         if isinstance(config.strategy, str) and config.strategy in LIGHTNING_NAMES:
             kwargs["strategy"] = SafeDDPStrategy(**LIGHTNING_NAMES[config.strategy])
         elif config.strategy == "auto" and self.world.size > 1:
@@ -255,17 +268,30 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback()]
         if self.subcommand == "fit":
-            callbacks += [StartSummary(self.version_folder), ProbeStep(), self._stop]
+            callbacks += [StartSummary(self.place.run), ProbeStep(), self._stop]
             if config.logger is not False and not config.fast_dev_run:
                 callbacks += [LearningRateMonitor()]
         if self.subcommand == "predict":
             out = self._get(self.config, "out")
-            callbacks += [PredictionWriter(Path(out) if out else self.verb_folder)]
+            callbacks += [PredictionWriter(Path(out) if out else self.place.verb)]
         else:
-            callbacks += [ScoreTable(self.verb_folder)]
+            callbacks += [ScoreTable(self.place.verb)]
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in user):
             callbacks += [progress_bar()]
         return callbacks
+
+    def _watch(self, timeout: timedelta) -> None:
+        """Start the hang explainer; with one process it watches nothing."""
+        self.watchdog = Watchdog(
+            current_store(),
+            self.world.rank,
+            self.world.size,
+            timeout,
+            max(timeout, STARTUP_TIMEOUT),
+            leave=lambda text: leave_message(self.world, text),
+        )
+        self.watchdog.start()
+        self._until_the_end.callback(self.watchdog.stop)
 
     def _join_world(self) -> None:
         """Hold the launcher's number of processes against the configuration, and meet the other processes."""
@@ -283,6 +309,7 @@ class SegmentationCLI(LightningCLI):
                 )
             if asked > 1:
                 raise LaunchNeeded(asked)
+            self._watch(STARTUP_TIMEOUT)
             return
         if trainer.devices in ("auto", -1, "-1"):
             trainer.devices, trainer.num_nodes = self.world.local_size, self.world.nodes
@@ -293,61 +320,10 @@ class SegmentationCLI(LightningCLI):
                 f"trainer.devices is {trainer.devices} and trainer.num_nodes {trainer.num_nodes}.",
             )
         strategy = trainer.strategy
-        init_args = strategy.get("init_args") or {} if hasattr(strategy, "get") else {}
-        open_store(self.world, init_args.get("init_method", "env://"))
-
-    def _decide_folders(self) -> dict[str, str | None]:
-        """Choose, on rank 0, the run's folder, the verb's folder in it, and the checkpoint."""
-        config = self.config[self.subcommand]
-        experiment = Path(config.runs) / config.experiment
-        checkpoint, fit = config.ckpt_path, self.subcommand == "fit"
-        if checkpoint in ("last", "best"):
-            found = find_checkpoint(experiment, checkpoint)
-            if found is None and not fit:
-                raise NamedError("no-checkpoint", f"No run in '{experiment}' holds a checkpoint.", cause="")
-            checkpoint = str(found) if found else None
-        elif checkpoint and "://" not in checkpoint and not Path(checkpoint).is_file():
-            raise NamedError("no-checkpoint", f"The checkpoint '{checkpoint}' does not exist.", cause="")
-        run = run_of(Path(checkpoint)) if checkpoint else None
-        if fit and (run is None or run.parent != experiment.resolve()):
-            run = None
-        version = _relative(run) if run else claim_folder(experiment, "version")
-        verb = version if fit else claim_folder(version, str(self.subcommand))
-        return {"version": str(version), "verb": str(verb), "checkpoint": checkpoint}
-
-
-class _SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` with short class names, so that any verb and any copy of the package accepts it."""
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.already_saved or not trainer.is_global_zero:
-            return
-        self.already_saved = True
-        # By position: nulls are kept by `skip_none` before jsonargparse 4.49 and by `skip_unset` since.
-        text = self.parser.dump(self.config, "yaml", False)
-        config = {key: value for key, value in yaml.safe_load(text).items() if key not in _VERB_KEYS}
-        file = Path(trainer.default_root_dir) / self.config_filename
-        content = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        if file.exists() and file.read_text(encoding="utf-8") != content:
-            # A resumed run under other settings: what ran before stays readable.
-            file.rename(claim_name(file))
-        file.write_text(content, encoding="utf-8")
-
-
-def claim_name(file: Path) -> Path:
-    """First free name ``<stem>_<n><suffix>`` beside a file."""
-    number = 0
-    while (free := file.with_name(f"{file.stem}_{number}{file.suffix}")).exists():
-        number += 1
-    return free
+        knobs = strategy.get("init_args") or {} if hasattr(strategy, "get") else {}
+        open_store(self.world, knobs.get("init_method", "env://"))
+        self._watch(parse_timeout(knobs.get("timeout", DEFAULT_TIMEOUT)))
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _relative(path: Path) -> Path:
-    """The path as seen from here, if it lies below: shorter to read."""
-    here = Path.cwd().resolve()
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -228,7 +228,10 @@ class Checker:
             for number, item in enumerate(given.value):
                 self._nulls(hint, item, f"{key}[{number}]", None)
         elif isinstance(given.value, dict) and _has_null(given) and (bases := class_types(hint)):
-            _, parameters = self._described(hint, bases, given, key, default)
+            try:
+                _, parameters = self._described(hint, bases, given, key, default)
+            except NamedError:
+                return  # a name that is no class, such as `auto` laid over a strategy; the parser has accepted it
             arguments = given.value.get("init_args", Given()) if "class_path" in given.value else given
             for argument, child in arguments.value.items():
                 if argument in parameters.hints:

@@ -2,15 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .distributed.faults import NamedError
 
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
+
+
+class Place(NamedTuple):
+    """Where a verb writes.
+
+    Attributes:
+        run: The run's folder, ``runs/<experiment>/version_<n>``.
+        verb: The verb's folder: the run's own for ``fit``, ``test_<n>`` and so on in it for the others.
+        checkpoint: The checkpoint to begin with, if any.
+    """
+
+    run: Path
+    verb: Path
+    checkpoint: str | None
+
+    def __str__(self) -> str:
+        return json.dumps([str(self.run), str(self.verb), self.checkpoint])
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read what ``str`` wrote."""
+        run, verb, checkpoint = json.loads(text)
+        return cls(Path(run), Path(verb), checkpoint)
+
+
+def decide_place(experiment: Path, verb: str, checkpoint: str | None) -> Place:
+    """Choose, and make, the folder of a run; one process decides for all.
+
+    A fit that resumes goes on in the checkpoint's run, if that is one of the experiment; another gets a new version.
+
+    Args:
+        experiment: Folder of the experiment, ``runs/<experiment>``.
+        verb: ``fit`` or another one.
+        checkpoint: ``last``, ``best``, a file, or None.
+
+    Raises:
+        NamedError: The checkpoint does not exist, or the folder cannot be made.
+    """
+    fit = verb == "fit"
+    if checkpoint in ("last", "best"):
+        found = find_checkpoint(experiment, checkpoint)
+        if found is None and not fit:
+            raise NamedError("no-checkpoint", f"No run in '{experiment}' holds a checkpoint.", cause="")
+        checkpoint = str(found) if found else None
+    elif checkpoint and "://" not in checkpoint and not Path(checkpoint).is_file():
+        raise NamedError("no-checkpoint", f"The checkpoint '{checkpoint}' does not exist.", cause="")
+    run = run_of(Path(checkpoint)) if checkpoint else None
+    if run is None or (fit and run.parent != experiment.resolve()):
+        run = claim_folder(experiment, "version")
+    run = relative_to_here(run)
+    return Place(run, run if fit else claim_folder(run, verb), checkpoint)
+
+
+def relative_to_here(path: Path) -> Path:
+    """The path as seen from the working directory, if it lies below: shorter to read."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def claim_folder(parent: Path, stem: str) -> Path:

@@ -10,6 +10,8 @@ from .faults import NamedError
 
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 
+DEFAULT_TIMEOUT = "30m"
+
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _TIME = r"(\d+(?:\.\d+)?)\s*([smh]?)"
 

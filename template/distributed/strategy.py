@@ -20,7 +20,7 @@ from typing_extensions import override
 from . import sync_batchnorm
 from .collectives import use_group
 from .diagnose import diagnose
-from .knobs import CommHook, check_device, check_knobs, parse_timeout
+from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
 from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, unused_error
 from .world import STARTUP_TIMEOUT, current_store
 
@@ -72,7 +72,7 @@ class SafeDDPStrategy(DDPStrategy):
         *,
         find_unused_parameters: bool | Literal["auto"] = "auto",
         sync_batchnorm: bool = True,
-        timeout: float | str = "30m",
+        timeout: float | str = DEFAULT_TIMEOUT,
         broadcast_buffers: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = True,
