@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import StrategyRegistry
 
 from .class_paths import find_class, nearest
@@ -130,7 +131,7 @@ class Checker:
             stale = {name: argument.stale for name, argument in arguments.value.items() if argument.stale}
             if stale:
                 default = self.parameters.defaults[dest]
-                found, parameters = self._described(hint, class_types(hint), child, dest, default)
+                found, parameters = self._accepted(hint, class_types(hint), child, dest, default)
                 kept = [name for name in stale if name in parameters.hints]
                 dropped = [name for name in stale if name not in parameters.hints]
                 parts = [
@@ -208,6 +209,16 @@ class Checker:
         called = any(typing.get_origin(m) is typing.get_origin(typing.Callable[..., Any]) for m in members(hint))
         return found, Parameters.of(found, skip=1 if called else 0)
 
+    def _accepted(
+        self, hint: Any, bases: tuple[type, ...], given: Given, key: str, default: Any
+    ) -> tuple[Any, Parameters]:
+        """As :meth:`_described`, of what the parser has accepted already."""
+        try:
+            return self._described(hint, bases, given, key, default)
+        except NamedError:
+            # A name that is no class, such as `auto` laid over the description of a strategy.
+            return given.value["class_path"].value, Parameters(ArgumentParser())
+
     def _arguments(self, given: Given, prefix: str = "") -> Iterator[tuple[str, Any, Given]]:
         if isinstance(given.value, dict):
             for key, child in given.value.items():
@@ -228,10 +239,7 @@ class Checker:
             for number, item in enumerate(given.value):
                 self._nulls(hint, item, f"{key}[{number}]", None)
         elif isinstance(given.value, dict) and _has_null(given) and (bases := class_types(hint)):
-            try:
-                _, parameters = self._described(hint, bases, given, key, default)
-            except NamedError:
-                return  # a name that is no class, such as `auto` laid over a strategy; the parser has accepted it
+            _, parameters = self._accepted(hint, bases, given, key, default)
             arguments = given.value.get("init_args", Given()) if "class_path" in given.value else given
             for argument, child in arguments.value.items():
                 if argument in parameters.hints:
