@@ -158,6 +158,9 @@ class SegmentationCLI(LightningCLI):
         if subcommand != "fit":
             # Scores of random weights are of no use to anyone.
             parser.set_defaults({"ckpt_path": "best"})
+        if subcommand in ("validate", "test"):
+            # ScoreTable shows the scores.
+            parser.set_defaults({"verbose": False})
         if subcommand == "predict":
             parser.set_defaults({"return_predictions": False})
             parser.add_argument(

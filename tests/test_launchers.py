@@ -96,10 +96,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     ],
 )
 def test_a_launcher_reaches_the_same_loss(command: list[str], tmp_path: Path, expected: list[float]) -> None:
-    # A port of its own for each: tests may run side by side.
-    command = (
-        [*command[:4], f"--master-port={free_port()}", *command[4:]] if "torch.distributed" in command[2] else command
-    )
+    if "torch.distributed" in command[2]:  # a port of its own for each: tests may run side by side
+        command = [*command[:3], f"--master-port={free_port()}", *command[3:]]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), timeout=180, check=False, capture_output=True, text=True
     )
@@ -114,6 +112,8 @@ def test_srun_reaches_the_same_loss(tmp_path: Path, expected: list[float]) -> No
         "SLURM_JOB_ID": "1234",
         "SLURM_STEP_ID": "0",
         "SLURM_JOB_NAME": "train",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
         "SLURM_NTASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "SLURM_NNODES": "1",
