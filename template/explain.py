@@ -158,13 +158,11 @@ def _entry(label: str, text: str) -> str:
 
 
 def _where(places: Sequence[Place]) -> str:
-    by_rank: dict[int | None, list[str]] = {}
+    by_rank: dict[int | None, dict[str, None]] = {}
     for place in places:
-        lines = by_rank.setdefault(place.rank, [])
-        if str(place.line) not in lines:
-            lines.append(str(place.line))
+        by_rank.setdefault(place.rank, {})[str(place.line)] = None
     return "; ".join(
-        ("" if rank is None else f"rank {rank}, ") + ("line " if len(lines) == 1 else "lines ") + _few(lines)
+        ("" if rank is None else f"rank {rank}, ") + ("line " if len(lines) == 1 else "lines ") + _few(list(lines))
         for rank, lines in sorted(by_rank.items(), key=lambda item: (item[0] is None, item[0] or 0))
     )
 

@@ -28,20 +28,24 @@ _RANK = re.compile(
     r"(?P<compose>[\w.-]+-\d+)\s+\|"  # docker compose
     r") ?"
 )
+#: Characters of a part of a long line.
+_PART = 500
 _SRUN = re.compile(r"\s{0,4}(?P<task>\d{1,4}): ?")  # srun --label
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line without its prefixes.
+    """A line, or a part of a long one, without its prefixes.
 
     Attributes:
-        number: Counted from 1.
+        index: Place among all lines and parts.
+        number: The line's, counted from 1.
         text: What is left.
         stream: Who wrote it, as the prefix says; empty without one.
         rank: The rank that the prefix says, if any.
     """
 
+    index: int
     number: int
     text: str
     stream: str = ""
@@ -58,14 +62,20 @@ def split(text: str) -> list[Line]:
         text = _COLOURS.sub("", text)
     if not text.isascii():
         text = text.translate(_PUNCTUATION)
-    raw = [(number, part) for number, line in enumerate(text.split("\n"), 1) for part in line.split("\r") if part]
+    # A progress bar goes back with \r. A paste that lost its line breaks is one long line, and quick to walk in parts.
+    raw = [
+        (number, part[start : start + _PART])
+        for number, line in enumerate(text.split("\n"), 1)
+        for part in line.split("\r")
+        for start in range(0, len(part), _PART)
+    ]
     tasks = [match["task"] for _, part in raw if (match := _SRUN.match(part))]
     # A number and a colon is a prefix only where nearly every line has one.
     labelled = len(tasks) > 0.8 * len(raw) and len(raw) > 1
-    return [_line(number, part, labelled) for number, part in raw]
+    return [_line(index, number, part, labelled) for index, (number, part) in enumerate(raw)]
 
 
-def _line(number: int, text: str, labelled: bool) -> Line:
+def _line(index: int, number: int, text: str, labelled: bool) -> Line:
     stream, rank, position = "", None, 0
     if labelled and (match := _SRUN.match(text)):
         stream, rank, position = match["task"], int(match["task"]), match.end()
@@ -79,7 +89,7 @@ def _line(number: int, text: str, labelled: bool) -> Line:
         if match is None:
             break
         position = match.end()
-    return Line(number, text[position:], stream, rank)
+    return Line(index, number, text[position:], stream, rank)
 
 
 class Squeezed:
@@ -105,9 +115,9 @@ class Squeezed:
         return bisect_right(self._starts, position) - 1
 
     def key(self, position: int) -> tuple[int, int]:
-        """The line's number and the place in it: the same in every reading of a text."""
+        """The line's index and the place in it: the same in every reading of a text."""
         index = self.line_at(position)
-        return self.lines[index].number, position - self._starts[index]
+        return self.lines[index].index, position - self._starts[index]
 
     def ends_line(self, end: int) -> bool:
         """Whether a line ends there."""

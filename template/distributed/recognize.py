@@ -83,6 +83,11 @@ def _stitcher() -> Stitcher:
 
 
 @cache
+def _own_signs(fault: Fault) -> tuple[Pattern, ...]:
+    return tuple(sign.pattern for sign in _signs() if sign.fault is fault)
+
+
+@cache
 def _names(fault: Fault) -> tuple[Pattern, ...]:
     return tuple(Pattern.compile(name) for name in fault.names)
 
@@ -217,9 +222,8 @@ def _find_names(
     found: dict[str, dict[str, None]] = {}
     spans: list[tuple[int, int]] = []
     behind = min(end + _AFTER, len(reading.text) if next_start is None else next_start)
-    signs = [sign.pattern for sign in _signs() if sign.fault is fault]
     matches = [
-        *((pattern, match) for pattern in signs if (match := pattern.regex.match(reading.text, start))),
+        *((pattern, match) for pattern in _own_signs(fault) if (match := pattern.regex.match(reading.text, start))),
         *(
             (pattern, match)
             for pattern in _names(fault)
@@ -231,7 +235,8 @@ def _find_names(
         spans.append(match.span())
         for name, kind in pattern.types.items():
             printed = reading.printed(*match.span(name))
-            spaced = any(character.isspace() for character in reading.printed(*match.span()))
+            # Only numbers are lost with their spaces.
+            spaced = kind != "ints" or len(reading.printed(*match.span()).split()) > 1
             values = read_values(printed, kind, name == pattern.last, spaced)
             found.setdefault(name, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in found.items() if values}, spans

@@ -392,7 +392,22 @@ def test_work_grows_with_the_lines_and_not_with_the_catalogue() -> None:
     assert many < 2.2 * few
 
 
-def test_work_on_a_message_that_repeats() -> None:
-    line = "RuntimeError: Error(s) in loading state_dict for UNet: CUDA error: out of memory\n"
-    few, many = calls(line * 300), calls(line * 600)
+@pytest.mark.parametrize("end", ["\n", " "], ids=["lines", "one line"])
+def test_work_on_a_message_that_repeats(end: str) -> None:
+    text = f"RuntimeError: Error(s) in loading state_dict for UNet: CUDA error: out of memory{end}"
+    few, many = calls(text * 300), calls(text * 600)
     assert many < 2.2 * few
+
+
+def test_a_message_across_the_parts_of_a_long_line() -> None:
+    message = "FileExistsError: [Errno 17] File exists: 'runs/May22_10-11-12_node7'"
+    for start in range(400, 520, 7):
+        finding = only(f"{'ok ' * (start // 3)}{message}{' ok' * 1000}")
+        assert finding.names == {"path": ["runs/May22_10-11-12_node7"]}
+        assert finding.lines == [1]
+
+
+def test_a_progress_bar_before_a_message() -> None:
+    finding = only("ok\nEpoch 1: 10%\rEpoch 1: 20%\rRuntimeError: CUDA error: out of memory\n")
+    assert finding.lines == [2]
+    assert finding.places[0].text == "RuntimeError: CUDA error: out of memory"
