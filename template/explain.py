@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str], program: str = "explain") -> int:
     parser.add_argument("--list", action="store_true", help="print the catalogue of failures, in Markdown")
     options = parser.parse_args(arguments)
     if options.list:
-        print(catalogue_page(), end="")
+        _print(catalogue_page())
         return 0
     try:
         text = _read(options.file)
@@ -51,15 +53,25 @@ def main(arguments: Sequence[str], program: str = "explain") -> int:
         return error.exit_code
     findings = recognize_text(text)
     if options.json:
-        print(json.dumps([as_object(finding) for finding in findings], indent=2, ensure_ascii=False))
+        _print(json.dumps([as_object(finding) for finding in findings], indent=2, ensure_ascii=False) + "\n")
     elif findings:
-        print(report(findings, text))
+        _print(report(findings, text) + "\n")
     elif text.strip():
-        print("No known failure is in this text.")
-        print("\n".join(_others(text, findings)), end="")
+        _print("\n".join(["No known failure is in this text.", *_others(text, findings)]) + "\n")
     else:
         print("The text is empty.", file=sys.stderr)
     return 0 if findings else 1
+
+
+def _print(text: str) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A log holds characters that the terminal may not have.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough; at its exit Python would complain of the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _read(file: str | None) -> str:

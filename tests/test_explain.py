@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,3 +173,25 @@ def test_the_page_of_failures_is_that_of_the_catalogue(capsys: pytest.CaptureFix
     file = ROOT / "docs" / "failures.md"
     assert file.read_text(encoding="utf-8") == page, "python -m template explain --list > docs/failures.md"
     assert not [identifier for identifier in FAULTS if f"| `{identifier}`" not in page]
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"FileNotFoundError: [Errno 2] No such file or directory: 'x{i}'\n" for i in range(3000)))
+    command = f"'{sys.executable}' -m template explain --json '{log}' | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[\n", "")
+
+
+def test_a_terminal_without_the_characters_of_the_log() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "template", "explain"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"},
+        input="Connection closed by peer [127.0.0.1]:1 \N{BEACH WITH UMBRELLA}".encode(),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
