@@ -262,7 +262,7 @@ def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".yaml")])
 def test_files_of_the_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # importing MONAI sets it: put back afterwards
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # importing MONAI sets it: put back afterwards
     for library in (SMP, "monai"):
         if library in FILES[name]:
             pytest.importorskip(library)

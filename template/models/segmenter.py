@@ -111,6 +111,22 @@ class Segmenter(LightningModule):
         scheduler = {"scheduler": schedule, "interval": self.lr_interval, "monitor": self.monitor}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take the weights of a checkpoint.
+
+        Raises:
+            NamedError: They are those of another network.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as error:
+            first, *more = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+            raise NamedError(
+                "checkpoint-mismatch",
+                f"The checkpoint does not fit the network {type(self.net).__name__}: {first[:200].rstrip('.')}"
+                f"{f', and {len(more)} more' if more else ''}.",
+            ) from error
+
     def forward(self, image: Tensor) -> list[Tensor]:
         """Run the network.
 
