@@ -115,7 +115,8 @@ class SafeDDPStrategy(DDPStrategy):
         self.set_world_ranks()
         check_device(self.root_device.type, self._process_group_backend)
         self._process_group_backend = self._get_process_group_backend()
-        store = current_store()
+        # One process needs no address to meet at.
+        store = current_store() or (dist.HashStore() if self.world_size == 1 else None)
         if store is None:
             super().setup_distributed()
         elif not dist.is_initialized():

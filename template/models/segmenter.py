@@ -97,7 +97,7 @@ class Segmenter(LightningModule):
         if self.channels_last:
             for parameter in self.net.parameters():
                 if parameter.ndim == 4:  # Module.to(memory_format=…) fails on the weights of 3D convolutions
-                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                    parameter.data = parameter.data.clone(memory_format=torch.channels_last)
 
     def configure_optimizers(self) -> Any:
         """Build optimizer and schedule once the parameters are where they will be trained."""
