@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -125,15 +126,30 @@ def _serve(host: str, port: int, world: World, timeout: timedelta) -> dist.Store
 
 
 def _join(host: str, port: int, world: World) -> dist.Store:
-    try:
-        return dist.TCPStore(host, port, world.size, False, _MOMENT, wait_for_workers=False)
-    except RuntimeError as error:
+    """Become a client of the store, or find in a moment that something else has the port.
+
+    In a thread: torch waits without a limit for the answer of what does not speak its language.
+    """
+    result: list[dist.Store | Exception] = []
+
+    def join() -> None:
+        try:
+            result.append(dist.TCPStore(host, port, world.size, False, _MOMENT, wait_for_workers=False))
+        except RuntimeError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    thread.join(_MOMENT.total_seconds())
+    found = result[0] if result else TimeoutError(f"no answer in {_MOMENT.total_seconds():.0f} s")
+    if isinstance(found, Exception):
         raise NamedError(
             "port-in-use",
             f"What listens at {host}:{port}, where the processes of this run are to meet, is no store of it: "
-            f"{_first_line(error)}.",
+            f"{_first_line(found)}.",
             fix=_other_port(world),
-        ) from error
+        ) from found
+    return found
 
 
 def _other_port(world: World) -> str:
@@ -192,25 +208,23 @@ def _meet(store: dist.Store, world: World, where: str, rank_0: timedelta, timeou
     for wanted, patience in ((keys[:1], rank_0), (keys, timeout)):
         try:
             store.wait(wanted, patience)
-        except RuntimeError as error:
-            missing = _missing(store, wanted, world)
+        except dist.DistNetworkError as error:
+            raise NamedError("rank-failed", f"Rank 0, at {where}, ended while the processes met.") from error
+        except RuntimeError as error:  # a file store has no type of its own for it
+            missing = [int(key.removeprefix("here/")) for key in wanted if not store.check([key])]
             raise NamedError(
                 "master-unreachable",
                 f"Of {world.size} processes that were to meet at {where}, these did not come within "
-                f"{patience.total_seconds():.0f} s: {missing}.",
+                f"{patience.total_seconds():.0f} s: {_named(missing, world)}.",
                 cause="They were not started, failed earlier, or wait at another address or port.",
                 fix="Look at their own output; start every machine with the same number of machines, address and port.",
             ) from error
 
 
-def _missing(store: dist.Store, keys: list[str], world: World) -> str:
-    try:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-    except RuntimeError:  # the store is gone, and with it rank 0
-        missing = [0]
-    machines = sorted({rank // world.local_size for rank in missing})
-    many = f", of machine {', '.join(map(str, machines))}" if world.nodes > 1 else ""
-    return f"rank {', '.join(map(str, missing))}{many}"
+def _named(ranks: list[int], world: World) -> str:
+    machines = sorted({rank // world.local_size for rank in ranks})
+    where = f", of machine {', '.join(map(str, machines))}" if world.nodes > 1 else ""
+    return f"rank {', '.join(map(str, ranks))}{where}"
 
 
 def _choose_interface(world: World, host: str, port: int) -> None:
