@@ -260,6 +260,12 @@ def pictures(folder: str, sizes: dict[str, tuple[int, int]], kind: str) -> None:
         Image.fromarray(disc if kind == "masks" else noise).save(Path(folder) / name)
 
 
+def pixels(file: Path) -> np.ndarray:
+    """What a picture file holds."""
+    with Image.open(file) as picture:
+        return np.asarray(picture)
+
+
 def test_masks_and_overlays_of_pictures_of_odd_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     tiny.write(FOLDER)
     trained_on = {f"{number}.png": (40 + number, 50) for number in range(6)}
@@ -269,7 +275,7 @@ def test_masks_and_overlays_of_pictures_of_odd_sizes(capsys: pytest.CaptureFixtu
     new = {"a.png": (97, 211), "b.jpg": (211, 97), "c.tif": (33, 31)}
     pictures("new", new, "images")
     assert tiny.run("--data.predict", "new", "--out", "predicted", verb="predict") == 0
-    sizes = {file.name: Image.open(file).size[::-1] for file in Path("predicted").iterdir()}
+    sizes = {file.name: pixels(file).shape[:2] for file in Path("predicted").iterdir()}
     assert sizes == {
         "a.png": (97, 211),
         "b.png": (211, 97),
@@ -279,7 +285,7 @@ def test_masks_and_overlays_of_pictures_of_odd_sizes(capsys: pytest.CaptureFixtu
         "c_overlay.png": (33, 31),
     }
     for name in ("a.png", "b.png", "c.tif"):
-        assert set(np.unique(np.asarray(Image.open(Path("predicted") / name)))) <= {0, 255}
+        assert set(np.unique(pixels(Path("predicted") / name))) <= {0, 255}
     assert "3 masks and overlays in predicted" in capsys.readouterr().out
 
 

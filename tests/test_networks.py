@@ -109,7 +109,8 @@ def trained(*arguments: str, height: int = 32) -> dict[str, Any]:
     assert tiny.run("--out", "masks", verb="predict", config=str(run / "config.yaml")) == 0
     names = sorted(path.name for path in Path("masks").glob("*.png"))
     assert names == [f"test_000{n}{what}.png" for n in (0, 1) for what in ("", "_overlay")]
-    mask = np.asarray(Image.open("masks/test_0000.png"))
+    with Image.open("masks/test_0000.png") as picture:
+        mask = np.asarray(picture)
     assert mask.shape == (height, height)
     assert mask.max() <= 2
     checkpoint: dict[str, Any] = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
