@@ -37,7 +37,7 @@ from .config_sources import read_given, refusal
 from .config_types import Parameters, one_line
 from .data.module import SegmentationData
 from .devices import check_devices
-from .distributed.environment import WorldEnvironment
+from .distributed.environment import WorldEnvironment, check_visible_gpus
 from .distributed.faults import NamedError
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
 from .distributed.launch import leave_message, processes_asked
@@ -300,6 +300,7 @@ class SegmentationCLI(LightningCLI):
         """Hold the launcher's number of processes against the configuration, and meet the other processes."""
         config = self.config[self.config.subcommand]
         self.world, trainer = read_world(), config.trainer
+        check_visible_gpus(self.world, trainer.accelerator)
         check_devices(trainer.as_dict())
         asked = processes_asked(trainer.as_dict())
         if self.world.launcher is None:
@@ -314,7 +315,7 @@ class SegmentationCLI(LightningCLI):
                 raise LaunchNeeded(asked)
             self._watch(STARTUP_TIMEOUT)
             return
-        if trainer.devices in ("auto", -1, "-1"):
+        if trainer.devices in ("auto", -1, "-1") and trainer.num_nodes in (1, self.world.nodes):
             trainer.devices, trainer.num_nodes = self.world.local_size, self.world.nodes
         elif (asked, trainer.num_nodes) != (self.world.local_size, self.world.nodes):
             raise NamedError(

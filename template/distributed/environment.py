@@ -7,7 +7,41 @@ import os
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from typing_extensions import override
 
+from .faults import NamedError
 from .world import World
+
+
+def check_visible_gpus(world: World, accelerator: str) -> None:
+    """Refuse a launch whose processes see too few GPUs; those of one machine choose theirs by local rank.
+
+    Args:
+        world: Place of this process.
+        accelerator: ``trainer.accelerator``.
+
+    Raises:
+        NamedError: ``config``.
+    """
+    if world.local_size == 1 or accelerator not in ("auto", "gpu", "cuda"):
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if 0 < count < world.local_size:
+        own = world.launcher == "slurm" and count == 1
+        raise NamedError(
+            "config",
+            f"{world.launcher} started {world.local_size} processes on this machine, and rank {world.rank} sees "
+            f"{count} GPU{'s' if count > 1 else ''} "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}).",
+            cause="srun's --gpus-per-task, --gpu-bind and --ntasks-per-gpu show each task its own GPU alone; here each "
+            "has to see all of its machine."
+            if own
+            else "Each process needs a GPU of its own.",
+            fix=f"Ask for --gpus-per-node={world.local_size} --ntasks-per-node={world.local_size} instead, or add "
+            "--gpu-bind=none to srun."
+            if own
+            else "Start as many processes as there are GPUs, or set trainer.accelerator to cpu.",
+        )
 
 
 class WorldEnvironment(ClusterEnvironment):
