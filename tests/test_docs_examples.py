@@ -265,7 +265,10 @@ def losses(run_folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_all_commands_from_the_script_to_the_old_checkpoint(clone: Path) -> None:
-    printed = {" ".join(words): run(words, clone) for words in commands() if "configs/phantom.yaml" not in words}
+    printed: dict[str, str] = {}
+    for words in commands():
+        if "configs/phantom.yaml" not in words and " ".join(words) not in printed:
+            printed[" ".join(words)] = run(words, clone)
 
     # The edits by hand make another training of it, on whichever device.
     single, by_hand = (re.findall(r"loss (\S+)", out) for words, out in printed.items() if "--out runs/" in words)
@@ -273,8 +276,9 @@ def test_all_commands_from_the_script_to_the_old_checkpoint(clone: Path) -> None
     assert single != by_hand
 
     # The same loss with one process, with two, by torchrun, and with the knobs in sight.
-    runs = sorted((clone / "runs" / "discs").iterdir())[1:]  # the first had a schedule
-    assert len(runs) == 5
+    runs = sorted(path.parent for path in (clone / "runs" / "discs").glob("version_*/metrics.csv"))
+    runs = runs[1:]  # the first had a schedule
+    assert len(runs) == 4
     for folder in runs[1:]:
         assert losses(folder) == pytest.approx(losses(runs[0]), rel=1e-3)
     assert len(list((clone / "masks").glob("test_?.png"))) == 9
