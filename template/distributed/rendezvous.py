@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import struct
@@ -66,6 +67,8 @@ def connect(world: World, init_method: str, timeout: timedelta) -> dist.Store:
     if store.add(f"here/{world.rank}", 1) > 1:
         raise _came_twice(world, init_method)
     _meet(store, world, where, _MOMENT if rank_0_serves else timeout, timeout)
+    if url.scheme == "file":
+        atexit.register(_leave, store, Path(url.path), world.size)
     return store
 
 
@@ -110,6 +113,12 @@ def _open_file(path: Path, world: World) -> dist.Store:
             fix="Name a file in an existing folder that all machines see.",
         ) from error
     return dist.FileStore(str(path), world.size)
+
+
+def _leave(store: dist.Store, path: Path, size: int) -> None:
+    """Let the last one remove the file; torch does so only where no thread holds the store at the end."""
+    if path.exists() and store.add("left", 1) == size:
+        path.unlink(missing_ok=True)
 
 
 def _serve(host: str, port: int, world: World, timeout: timedelta) -> dist.Store:

@@ -156,13 +156,20 @@ def test_rank_0_that_goes_while_others_come_is_named() -> None:
 
 def test_a_file_that_an_earlier_run_left_is_refused(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/meeting"
-    run_ranks(2, meet, "slurm", url, {})
-    left = (tmp_path / "meeting").exists()
-    refusal(World(0, 2, 0, 2, "slurm"), url)  # killed while it waits: the file stays
-    error = refusal(World(0, 2, 0, 2, "slurm"), url)
-    assert not left
-    assert error.identifier == "config"
-    assert f"{url}, is left over from an earlier run" in error.what
+    run_ranks(2, meet, "slurm", url, {})  # ends as if killed, without the cleaning up of a program's end
+    for rank in range(2):
+        error = refusal(World(rank, 2, rank, 2, "slurm"), url)
+        assert error.identifier == "config"
+        assert f"{url}, is left over from an earlier run" in error.what
+
+
+def test_the_last_one_removes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    store = dist.FileStore(str(path), 2)
+    rendezvous._leave(store, path, 2)
+    assert path.exists()
+    rendezvous._leave(store, path, 2)
+    assert not path.exists()
 
 
 def test_two_processes_of_one_rank_are_named() -> None:
