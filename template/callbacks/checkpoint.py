@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from ..distributed.faults import NamedError
-from ..runs import is_whole
+from ..runs import LAST, is_whole
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, type(None))
 
@@ -148,9 +148,11 @@ class RankZeroCheckpoint(ModelCheckpoint):
             monitor=monitor,
             mode=mode,
             save_top_k=save_top_k,
-            save_last=True,
             every_n_epochs=every_n_epochs,
+            # Not at the end of the validation: Lightning would resume from there an epoch too late.
+            save_on_train_epoch_end=True,
         )
+        self._every = every_n_epochs
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -159,6 +161,14 @@ class RankZeroCheckpoint(ModelCheckpoint):
         if stage == "fit" and data is not None and hasattr(data, "num_samples") and not data.num_samples("val"):
             self.monitor, self.filename = None, "{epoch:03d}"
         super().setup(trainer, pl_module, stage)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the best, and then the last, whatever its score: ``save_last`` would write it with a new best alone."""
+        super().on_train_epoch_end(trainer, pl_module)
+        done = trainer.current_epoch + 1
+        if not trainer.fast_dev_run and (done % self._every == 0 or done == trainer.max_epochs):
+            trainer.save_checkpoint(str(Path(str(self.dirpath)) / LAST))
 
 
 def _is_weights(value: Any) -> bool:

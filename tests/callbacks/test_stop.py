@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +42,31 @@ class Terminate(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(folder: str, terminate: Terminate, ckpt_path: str | None = None, **settings: Any) -> dict[str, torch.Tensor]:
+def train(
+    folder: str,
+    terminate: Terminate,
+    ckpt_path: str | None = None,
+    more: Sequence[Callback] = (),
+    monitor: str = "val/dice",
+    **settings: Any,
+) -> dict[str, torch.Tensor]:
     silence_known()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     seed_everything(0, workers=True, verbose=False)
-    checkpoint = RankZeroCheckpoint()
+    checkpoint = RankZeroCheckpoint(monitor)
     checkpoint.dirpath = folder
     trainer = Trainer(
         accelerator="cpu",
         precision="64-true",
-        max_epochs=2,
         num_sanity_val_steps=0,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[terminate, StopOnSignal(notice=0.001), checkpoint],
+        callbacks=[terminate, *more, StopOnSignal(notice=0.001), checkpoint],
         plugins=[AtomicCheckpointIO()],
         default_root_dir=folder,
-        **{"devices": 1, **settings},
+        **{"devices": 1, "max_epochs": 2, **settings},
     )
     augment = [RandomWarp(degrees=20)]
     data = Phantom(train_cases=20, val_cases=2, size=32, batch_size=4, num_workers=0, augment=augment)
@@ -110,3 +117,24 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     for rank in (0, 1):
         for name, value in undisturbed[0].items():
             assert torch.equal(resumed[rank][name], value), name
+
+
+class Worse(Callback):
+    """Lets every validation score less than the one before."""
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        pl_module.log("score", -float(trainer.current_epoch))
+
+
+def test_the_last_checkpoint_is_the_last_whatever_its_score(tmp_path: Path) -> None:
+    train(str(tmp_path), Terminate(None), more=[Worse()], monitor="score", max_epochs=3)
+    stored = {path.name: torch.load(path, weights_only=True)["epoch"] for path in tmp_path.glob("*.ckpt")}
+    assert stored == {"best-000-score=0.0000.ckpt": 0, "last.ckpt": 2}
+
+
+def test_from_the_end_of_an_epoch_a_run_goes_on_with_the_next(tmp_path: Path) -> None:
+    undisturbed = train(str(tmp_path / "a"), Terminate(None), max_epochs=3)
+    train(str(tmp_path / "b"), Terminate(None), max_epochs=2)
+    resumed = train(str(tmp_path / "b"), Terminate(None), str(tmp_path / "b" / "last.ckpt"), max_epochs=3)
+    for name, value in undisturbed.items():
+        assert torch.equal(resumed[name], value), name
