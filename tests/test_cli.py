@@ -17,6 +17,7 @@ import yaml
 from PIL import Image
 
 from template.__main__ import main
+from template.cli import SegmentationCLI
 from template.data.phantom import Phantom
 from template.data.transforms import Window
 from template.models.unet import UNet
@@ -428,3 +429,18 @@ def test_an_error_in_code_of_ones_own_keeps_its_traceback(folder: Path, monkeypa
     with pytest.raises(AttributeError, match="no_such_layer"):
         tiny.run("--model.net", "net_broken.Broken")
     assert "net_broken.py" in (RUN / "rank_0/error.txt").read_text(encoding="utf-8")
+
+
+def test_only_the_parser_of_the_verb_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    original = SegmentationCLI._prepare_subcommand_parser
+
+    def counted(self: SegmentationCLI, klass: type, subcommand: str, **kwargs: Any) -> Any:
+        made.append(subcommand)
+        return original(self, klass, subcommand, **kwargs)
+
+    monkeypatch.setattr(SegmentationCLI, "_prepare_subcommand_parser", counted)
+    printed(capsys)
+    assert made == ["fit"]
