@@ -167,7 +167,7 @@ class RankZeroCheckpoint(ModelCheckpoint):
         """Keep the best, and then the last, whatever its score: ``save_last`` would write it with a new best alone."""
         super().on_train_epoch_end(trainer, pl_module)
         done = trainer.current_epoch + 1
-        if not trainer.fast_dev_run and (done % self._every == 0 or done == trainer.max_epochs):
+        if not getattr(trainer, "fast_dev_run", False) and (done % self._every == 0 or done == trainer.max_epochs):
             trainer.save_checkpoint(str(Path(str(self.dirpath)) / LAST))
 
 
