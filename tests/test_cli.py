@@ -444,3 +444,15 @@ def test_only_the_parser_of_the_verb_is_made(
     monkeypatch.setattr(SegmentationCLI, "_prepare_subcommand_parser", counted)
     printed(capsys)
     assert made == ["fit"]
+
+
+def test_settings_given_at_a_resume_win_over_the_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny.run("--model.optimizer.lr", "0.05") == 0
+    capsys.readouterr()
+    assert tiny.run("--model.optimizer.lr", "0.002", "--trainer.max_epochs", "2", "--ckpt_path", "last") == 0
+    told = "model.optimizer.lr is 0.002, and was 0.05 when the checkpoint was written: 0.002 is used"
+    assert told in capsys.readouterr().err
+    checkpoint = torch.load(RUN / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.002
+    assert tiny.run("--model.optimizer.lr", "0.002", "--trainer.max_epochs", "3", "--ckpt_path", "last") == 0
+    assert "when the checkpoint was written" not in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -17,6 +18,7 @@ from ..distributed.faults import NamedError
 from ..labels import default_regions
 from .losses import CrossEntropyDice
 from .metrics import MeanLoss, SegmentationScores
+from .resumed import Settings
 
 Batch = dict[str, Any]
 
@@ -105,11 +107,23 @@ class Segmenter(LightningModule):
         if not trainable:
             raise NamedError("config", f"The network {type(self.net).__name__} has nothing to train.", "", "")
         optimizer = _configured("model.optimizer", self.optimizer, trainable)
-        if self.lr_scheduler is None:
+        schedule = (
+            None if self.lr_scheduler is None else _configured("model.lr_scheduler", self.lr_scheduler, optimizer)
+        )
+        self._settings = Settings(optimizer, schedule)
+        if schedule is None:
             return optimizer
-        schedule = _configured("model.lr_scheduler", self.lr_scheduler, optimizer)
         scheduler = {"scheduler": schedule, "interval": self.lr_interval, "monitor": self.monitor}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def on_train_start(self) -> None:
+        """Let the configuration's settings win over those that a checkpoint brought back, and tell which."""
+        if not self.trainer.ckpt_path:  # whoever changed a setting meant it
+            return
+        configs = self.trainer.lr_scheduler_configs
+        told = self._settings.restore(self.trainer.optimizers[0], configs[0].scheduler if configs else None)
+        if told and self.trainer.is_global_zero:
+            print("\n".join(told), file=sys.stderr)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take the weights of a checkpoint.
