@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,65 @@ def test_masks_and_overlays_of_pictures_of_odd_sizes(capsys: pytest.CaptureFixtu
     for name in ("a.png", "b.png", "c.tif"):
         assert set(np.unique(pixels(Path("predicted") / name))) <= {0, 255}
     assert "3 masks and overlays in predicted" in capsys.readouterr().out
+
+
+def spoil_nothing_there(images: Path, masks: Path) -> None:
+    images.rename("elsewhere")
+
+
+def spoil_empty(images: Path, masks: Path) -> None:
+    for file in images.iterdir():
+        file.unlink()
+
+
+def spoil_lonely(images: Path, masks: Path) -> None:
+    (masks / "3.png").unlink()
+
+
+def spoil_cut(images: Path, masks: Path) -> None:
+    (images / "3.png").write_bytes((images / "3.png").read_bytes()[:200])
+
+
+def spoil_size(images: Path, masks: Path) -> None:
+    Image.fromarray(np.zeros((20, 50), dtype=np.uint8)).save(masks / "3.png")
+
+
+def spoil_values(images: Path, masks: Path) -> None:
+    for file in masks.iterdir():
+        Image.fromarray(np.where(pixels(file) > 0, 77, 0).astype(np.uint8)).save(file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "identifier", "words"),
+    [
+        (spoil_nothing_there, "data-missing", "the folder 'images' cannot be read"),
+        (spoil_empty, "data-missing", "the folder 'images' holds no picture"),
+        (spoil_lonely, "data-unpaired", "'3.png'"),
+        (spoil_cut, "data-unreadable", "'images/3.png' cannot be read"),
+        (
+            spoil_size,
+            "data-size-mismatch",
+            "The image 'images/3.png' is 43 × 50 pixels, its mask 'masks/3.png' 20 × 50.",
+        ),
+        (spoil_values, "mask-values", "77"),
+    ],
+)
+def test_data_that_do_not_fit_end_in_one_sentence(
+    spoil: Callable[[Path, Path], None], identifier: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write(FOLDER)
+    names = {f"{number}.png": (40 + number, 50) for number in range(6)}
+    pictures("images", names, "images")
+    pictures("masks", names, "masks")
+    spoil(Path("images"), Path("masks"))
+    # No pair is held out, so that each is read.
+    assert tiny.run("--data.val_fraction", "0", "--data.test_fraction", "0", "--trainer.max_epochs", "2") == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    sentence = error[error.index("error: ") :].rstrip("\n")
+    assert "\n" not in sentence
+    assert words in sentence
+    assert sentence.endswith(f"[{identifier}]")
 
 
 def test_without_out_masks_go_into_the_folder_of_the_run() -> None:
