@@ -40,7 +40,7 @@ def blocks(page: Path, language: str) -> list[tuple[str, str]]:
 
 def commands(page: Path) -> list[list[str]]:
     """Each shell command of a page, as words."""
-    lines = [line for _, content in blocks(page, "bash") for line in content.splitlines()]
+    lines = [line for _, content in blocks(page, "bash") for line in content.replace("\\\n", " ").splitlines()]
     parts = [part for line in lines for part in line.split(" && ")]
     return [words for words in (shlex.split(part, comments=True) for part in parts) if words]
 
