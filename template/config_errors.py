@@ -277,6 +277,12 @@ def refuse_strategy_name(strategy: Any) -> None:
     Raises:
         NamedError: ``config``.
     """
+    if strategy in ("dp", "ddp2"):
+        raise refusal(
+            f"trainer.strategy is '{strategy}', which Lightning no longer has.",
+            "Leave it out and set trainer.devices: DDP starts a process for each device, and data.batch_size stays the "
+            "total, as in DataParallel (30 on two devices is 15 each). Old checkpoints with 'module.' in their names load.",
+        )
     names = StrategyRegistry.available_strategies()
     if isinstance(strategy, str) and strategy not in ("auto", *names):
         close = nearest(strategy, names)

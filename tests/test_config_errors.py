@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from template.__main__ import main
+from template.config_errors import refuse_strategy_name
+from template.distributed.faults import NamedError
 
 from . import tiny
 
@@ -373,3 +375,10 @@ def test_what_becomes_of_the_arguments_of_a_replaced_class(capsys: pytest.Captur
     told = capsys.readouterr().err
     assert "model.net: MLP in place of UNet, dropped width, depth\n" in told
     assert "model.optimizer: SGD in place of AdamW, kept lr\n" in told
+
+
+def test_dataparallel_is_answered_with_what_to_use() -> None:
+    with pytest.raises(NamedError, match="trainer.strategy is 'dp', which Lightning no longer has") as caught:
+        refuse_strategy_name("dp")
+    assert "30 on two devices is 15 each" in caught.value.fix
+    assert caught.value.exit_code == 2

@@ -20,6 +20,8 @@ from .world import World
 
 #: Where a rank leaves the message of its failure for the launcher, which shows the first one last.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+#: Beside it: the message itself.
+MESSAGE = "message.txt"
 
 
 def processes_asked(trainer: dict[str, Any]) -> int:
@@ -139,21 +141,23 @@ def leave_message(world: World, text: str) -> None:
     """Leave the message of this rank's failure for the launcher."""
     file = os.environ.get(ERROR_FILE)
     if file and world.launcher == "torchrun":
-        Path(file).with_suffix(".txt").write_text(text, encoding="utf-8")
+        Path(file).with_name(MESSAGE).write_text(text, encoding="utf-8")
 
 
 def _show(failure: Any, folder: str) -> None:
-    """Print what the first failed rank said, unless it is rank 0, which has printed it already."""
-    if failure.local_rank == 0 and failure.exitcode > 0:
-        return
-    rank_folders = sorted(Path(folder).glob(f"*/attempt_*/{failure.local_rank}"))
-    message = rank_folders[-1] / "error.txt" if rank_folders else None
-    if message is not None and message.exists():
-        text = message.read_text(encoding="utf-8")
+    """Print what the first failed rank said, unless rank 0 has printed the same already."""
+    rank = failure.local_rank
+    said = {int(file.parent.name): file.read_text(encoding="utf-8") for file in sorted(Path(folder).rglob(MESSAGE))}
+    if rank == 0 and failure.exitcode > 0:
+        # It has printed its own failure, or was ended by another rank, which has left word of the reason.
+        text = "" if 0 in said else next(iter(said.values()), "")
+    elif rank in said:
+        text = "" if said[rank] == said.get(0) else said[rank]
     elif failure.exitcode < 0:
-        text = f"Rank {failure.local_rank} was ended by signal {-failure.exitcode} ({failure.signal_name()})."
+        text = f"Rank {rank} was ended by signal {-failure.exitcode} ({failure.signal_name()})."
     else:
-        log = rank_folders[-1] / "stderr.log" if rank_folders else None
-        tail = log.read_text(encoding="utf-8", errors="replace")[-4000:] if log and log.exists() else ""
-        text = f"Rank {failure.local_rank} ended with exit code {failure.exitcode}.\n{tail}"
-    print(text, file=sys.stderr, flush=True)
+        logs = sorted(Path(folder).glob(f"*/attempt_*/{rank}/stderr.log"))
+        tail = logs[-1].read_text(encoding="utf-8", errors="replace")[-4000:] if logs else ""
+        text = f"Rank {rank} ended with exit code {failure.exitcode}.\n{tail}"
+    if text:
+        print(text, file=sys.stderr, flush=True)

@@ -103,3 +103,10 @@ def test_the_first_failure_is_shown_last_and_gives_the_exit_code(
     done = _launch(tmp_path, f"{then}\ntime.sleep(60)")
     assert done.returncode == code
     assert done.stderr.strip().splitlines()[-1] == last
+
+
+def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path) -> None:
+    then = "leave_message(world, 'error: the same on all.'); sys.exit(2 if world.rank else time.sleep(60))"
+    done = _launch(tmp_path, then)
+    assert done.returncode == 2
+    assert done.stderr == ""
