@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from . import callbacks, data, models
 from .build_errors import unbuildable
-from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
+from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
 from .callbacks.pictures import PicturesCallback
@@ -269,6 +269,8 @@ class SegmentationCLI(LightningCLI):
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand == "fit" and kwargs.get("ckpt_path") and not continues(kwargs["ckpt_path"], self.model):
+            kwargs["ckpt_path"] = None
         return {key: value for key, value in kwargs.items() if key != "out"}
 
     def _callbacks(self, config: Any, user: list[Callback]) -> list[Callback]:

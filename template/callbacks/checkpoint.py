@@ -13,6 +13,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from ..distributed.faults import NamedError
@@ -102,6 +103,24 @@ def normalize(content: Any, file: Path) -> dict[str, Any]:
     # Lightning takes a checkpoint without its version for one of release 0.1 and migrates it.
     version = {"pytorch-lightning_version": rest.get("pytorch-lightning_version", "2.0.0")}
     return {**rest, **version, "state_dict": weights}
+
+
+def continues(path: str, module: LightningModule) -> bool:
+    """Whether a fit can go on from a checkpoint; one of bare weights gives them to the module, to begin anew with.
+
+    Args:
+        path: The checkpoint.
+        module: Takes the weights.
+
+    Raises:
+        NamedError: The file cannot be loaded, or holds the weights of another network.
+    """
+    content = AtomicCheckpointIO().load_checkpoint(path, map_location="cpu")
+    if "optimizer_states" in content:
+        return True
+    module.load_state_dict(content["state_dict"])
+    rank_zero_info(f"The weights are those of '{path}', which has no state of a training: it begins anew.")
+    return False
 
 
 def refuse_objects(content: Any, where: str = "") -> None:

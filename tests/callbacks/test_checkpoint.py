@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from template.callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint, normalize, refuse_objects
+from template.callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint, continues, normalize, refuse_objects
 from template.distributed.faults import NamedError
+from template.models.segmenter import Segmenter
 
 WEIGHTS = {"conv.weight": torch.ones(2), "conv.bias": torch.zeros(1)}
 
@@ -124,3 +125,17 @@ def test_names_of_the_best_say_by_what() -> None:
     checkpoint = RankZeroCheckpoint()
     name = checkpoint.format_checkpoint_name({"epoch": torch.tensor(7), "val/dice": torch.tensor(0.91234)})
     assert name == "best-007-val_dice=0.9123.ckpt"
+
+
+def test_a_fit_begins_anew_with_bare_weights(tmp_path: Path) -> None:
+    module = Segmenter(torch.nn.Conv2d(1, 2, 1), 2, 1)
+    weights = {"module.weight": torch.full((2, 1, 1, 1), 3.0), "module.bias": torch.ones(2)}
+    torch.save(weights, tmp_path / "old.pth")
+    assert not continues(str(tmp_path / "old.pth"), module)
+    assert module.net.weight.unique().tolist() == [3]
+    torch.save({"state_dict": {"net.weight": torch.ones(1)}, "optimizer_states": []}, tmp_path / "run.ckpt")
+    assert continues(str(tmp_path / "run.ckpt"), module)
+    torch.save({"weight": torch.ones(1)}, tmp_path / "other.pth")
+    with pytest.raises(NamedError) as caught:
+        continues(str(tmp_path / "other.pth"), module)
+    assert caught.value.identifier == "checkpoint-mismatch"
