@@ -280,8 +280,8 @@ def refuse_strategy_name(strategy: Any) -> None:
     if strategy in ("dp", "ddp2"):
         raise refusal(
             f"trainer.strategy is '{strategy}', which Lightning no longer has.",
-            "Leave it out and set trainer.devices: DDP starts a process for each device, and data.batch_size stays the "
-            "total, as in DataParallel (30 on two devices is 15 each). Its checkpoints ('module.…') load.",
+            "Leave it out and set trainer.devices: DDP starts a process for each device, and data.batch_size stays "
+            "the total, as in DataParallel (30 on two devices is 15 each). Its checkpoints ('module.…') load.",
         )
     names = StrategyRegistry.available_strategies()
     if isinstance(strategy, str) and strategy not in ("auto", *names):
