@@ -16,7 +16,7 @@ if not __package__:
     runpy.run_module(Path(__file__).resolve().parent.name, run_name="__main__", alter_sys=True)
     raise SystemExit
 
-from .devices import check_devices
+from .distributed.devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
 from .distributed.stop import Stopped

@@ -20,7 +20,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from . import callbacks, data, models
-from .build_errors import unbuildable
 from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
@@ -31,12 +30,14 @@ from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
-from .config_errors import Checker, refuse_strategy_name, refuse_unlogged
-from .config_parser import ConfigParser, own_names_first
-from .config_sources import read_given, refusal
-from .config_types import Parameters, one_line
+from .config.build_errors import unbuildable
+from .config.errors import Checker, refuse_strategy_name, refuse_unlogged
+from .config.parser import ConfigParser, own_names_first
+from .config.saved import SaveConfig
+from .config.sources import read_given, refusal
+from .config.value_types import Parameters, one_line
 from .data.module import SegmentationData
-from .devices import check_devices
+from .distributed.devices import check_devices
 from .distributed.environment import WorldEnvironment, check_visible_gpus
 from .distributed.faults import NamedError
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
@@ -48,7 +49,6 @@ from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, ope
 from .models.segmenter import Segmenter
 from .quiet import silence_known
 from .runs import CHECKPOINTS, Place, decide_place
-from .saved_config import SaveConfig
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Said once, in the data, and where.

@@ -16,10 +16,10 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import StrategyRegistry
 
+from ..distributed.faults import NamedError
 from .class_paths import find_class, nearest
-from .config_sources import ASK, COMMAND_LINE, SPEC_KEYS, Given, refusal
-from .config_types import Parameters, accepts, class_types, expected, members, one_line, shown
-from .distributed.faults import NamedError
+from .sources import ASK, COMMAND_LINE, SPEC_KEYS, Given, refusal
+from .value_types import Parameters, accepts, class_types, expected, members, one_line, shown
 
 
 class Refused(Exception):  # noqa: N818  # becomes a NamedError once its reason is found

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
-from .config_sources import Given
+from .sources import Given
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 _UNIONS = (typing.Union, types.UnionType)

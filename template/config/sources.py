@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .distributed.faults import NamedError
+from ..distributed.faults import NamedError
 
 COMMAND_LINE = "command line"
 #: Where to look when nothing better can be said.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .distributed.faults import NamedError
+from .faults import NamedError
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:

@@ -7,9 +7,9 @@ import re
 import traceback
 from pathlib import Path
 
-from .config_sources import ASK, refusal
-from .config_types import one_line, public_path
-from .distributed.faults import FAULTS, NamedError
+from ..distributed.faults import FAULTS, NamedError
+from .sources import ASK, refusal
+from .value_types import one_line, public_path
 
 
 def unbuildable(error: BaseException) -> NamedError:

@@ -12,9 +12,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from .class_paths import own_classes
-from .config_errors import Refused
-from .config_types import class_types, full_path
+from .errors import Refused
 from .help_format import ShortHelp
+from .value_types import class_types, full_path
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .config_sources import refusal
-from .config_types import full_path, members, public_path
-from .distributed.faults import NamedError
+from ..distributed.faults import NamedError
+from .sources import refusal
+from .value_types import full_path, members, public_path
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Optional dependencies: top-level module to the extra of pyproject.toml that brings it.

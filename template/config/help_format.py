@@ -10,7 +10,7 @@ from jsonargparse import DefaultHelpFormatter
 from typing_extensions import override
 
 from .class_paths import own_classes
-from .config_types import class_types, expected
+from .value_types import class_types, expected
 
 _MARKUP = (
     (r"\s*Defaults? ?(?:to)?:? ``[^`]*``\.", ""),  # said again at the end

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from template.__main__ import main
-from template.config_errors import refuse_strategy_name
+from template.config.errors import refuse_strategy_name
 from template.distributed.faults import NamedError
-
-from . import tiny
+from tests import tiny
 
 NET = "--model.net.class_path"
 
