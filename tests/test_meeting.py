@@ -44,7 +44,7 @@ def srun(arguments: list[str], folder: Path, **variables: str) -> list[subproces
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
-    outputs = [process.communicate(timeout=180)[0] for process in processes]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
     return [process.returncode for process in processes], outputs
 
 

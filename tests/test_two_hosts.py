@@ -101,7 +101,7 @@ def start(host: str, command: list[str], folder: Path, **variables: str) -> subp
     )
 
 
-def finish(processes: list[subprocess.Popen[str]], timeout: float = 240) -> list[str]:
+def finish(processes: list[subprocess.Popen[str]], timeout: float = 500) -> list[str]:
     deadline = time.monotonic() + timeout
     return [process.communicate(timeout=max(1, deadline - time.monotonic()))[0] for process in processes]
 
@@ -125,7 +125,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four processes on one machine."""
     folder = tmp_path_factory.mktemp("one_host")
     command = [*TORCHRUN, "--standalone", "--local-addr=localhost", "--nproc-per-node=4", *FIT]
-    subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=240, capture_output=True)
+    subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=500, capture_output=True)
     return Run(folder)
 
 
