@@ -48,7 +48,7 @@ from .distributed.watchdog import Watchdog
 from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, open_store, read_world
 from .models.segmenter import Segmenter
 from .quiet import silence_known
-from .runs import CHECKPOINTS, Place, decide_place
+from .runs import CHECKPOINTS, Place, decide_place, experiment_folder
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Said once, in the data, and where.
@@ -205,7 +205,7 @@ class SegmentationCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Agree on the run's folder and the checkpoint, before anything is written."""
         config = self.config[self.subcommand]
-        experiment, verb = Path(config.runs) / config.experiment, str(self.subcommand)
+        experiment, verb = experiment_folder(config.runs, config.experiment), str(self.subcommand)
         self.place = Place.parse(
             agree(self.world, "place", lambda: str(decide_place(experiment, verb, config.ckpt_path)))
         )
@@ -263,6 +263,16 @@ class SegmentationCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except SystemExit as error:
+            # Lightning ends with 1 after Ctrl-C; a shell reports 130.
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
+            print("Stopped by Ctrl-C. Resume from the last checkpoint with --ckpt_path last.", file=sys.stderr)
+            raise Stopped(signal.SIGINT) from error
+        except ValueError as error:
+            if "val_check_interval" not in str(error):
+                raise
+            raise refusal(f"trainer.val_check_interval does not fit: {one_line(error)}", "Lower it.") from error
         except MisconfigurationException as error:
             raise refusal(f"The trainer refuses its settings: {one_line(error)}", "--help lists them.") from error
 

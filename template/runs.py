@@ -37,6 +37,22 @@ class Place(NamedTuple):
         return cls(Path(run), Path(verb), checkpoint)
 
 
+def experiment_folder(runs: str, experiment: str) -> Path:
+    """Folder of an experiment, ``<runs>/<experiment>``.
+
+    Raises:
+        NamedError: The name is empty, or leads out of the folder of runs.
+    """
+    if not experiment.strip() or Path(experiment).is_absolute() or ".." in Path(experiment).parts:
+        raise NamedError(
+            "config",
+            f"experiment is '{experiment}', which is no name of a folder below '{runs}'.",
+            cause="",
+            fix="Give --experiment a name, and --runs the folder of all runs.",
+        )
+    return Path(runs) / experiment
+
+
 def decide_place(experiment: Path, verb: str, checkpoint: str | None) -> Place:
     """Choose, and make, the folder of a run; one process decides for all.
 

@@ -14,6 +14,7 @@ from template.runs import (
     Place,
     claim_folder,
     decide_place,
+    experiment_folder,
     find_checkpoint,
     is_whole,
     numbered_folders,
@@ -187,3 +188,14 @@ def test_no_checkpoint_is_no_matter_for_a_fit_alone(tmp_path: Path) -> None:
 def test_a_place_survives_being_written_as_text(file: str | None) -> None:
     place = Place(Path("runs/ä ö/version_0"), Path("/abs/test_1"), file)
     assert Place.parse(str(place)) == place
+
+
+@pytest.mark.parametrize("name", ["", " ", "..", "../elsewhere", "/elsewhere"])
+def test_an_experiment_outside_of_the_runs_is_refused(name: str) -> None:
+    with pytest.raises(NamedError, match=f"experiment is '{name}', which is no name of a folder") as caught:
+        experiment_folder("runs", name)
+    assert caught.value.exit_code == 2
+
+
+def test_an_experiment_may_have_levels() -> None:
+    assert experiment_folder("runs", "a/肝 脏") == Path("runs/a/肝 脏")

@@ -25,7 +25,7 @@ class PositionedLoader(DataLoader[Any]):
     def __init__(self, dataset: Dataset[Any], deals: GlobalBatchSampler, **settings: Any) -> None:
         super().__init__(dataset, batch_sampler=deals, **settings)
         self.deals = deals
-        self._position = {"epoch": 0, "samples": 0}
+        self._position = {"epoch": 0, "samples": 0, "micro_batch": deals.micro_batch}
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator is all that a loop asks for
         """Yield the batches from the sampler's position on."""
@@ -33,7 +33,7 @@ class PositionedLoader(DataLoader[Any]):
         for batch in super().__iter__():
             done += 1
             # Said before the batch is trained on: whoever asks does so after it, and before the next.
-            self._position = {"epoch": epoch, "samples": done * micro}
+            self._position = {"epoch": epoch, "samples": done * micro, "micro_batch": micro}
             yield batch
 
     def state_dict(self) -> dict[str, int]:
@@ -47,16 +47,18 @@ class PositionedLoader(DataLoader[Any]):
             NamedError: The batches are not those of the stored run.
         """
         micro, samples = self.deals.micro_batch, state["samples"]
-        if samples % micro:
+        before = state["micro_batch"]
+        # At an epoch's end it may change; inside of one, Lightning counts on in batches of the old size.
+        if micro != before and samples < self.deals.num_samples // before * before:
             raise NamedError(
                 "batch-size",
-                f"The checkpoint was written {samples} samples into an epoch, which is no multiple of {micro}, the "
-                "samples of one global micro-batch now.",
+                f"The checkpoint was written {samples} samples into an epoch of micro-batches of {before}; now they "
+                f"have {micro}.",
                 cause="data.batch_size or trainer.accumulate_grad_batches has changed since.",
                 fix="Resume with the values in the config.yaml of the run's folder.",
             )
         epoch, first = state["epoch"], samples // micro
-        if first >= len(self.deals):
+        if micro != before or first >= len(self.deals):
             epoch, first = epoch + 1, 0
         self.deals.set_position(epoch, first)
-        self._position = {"epoch": epoch, "samples": first * micro}
+        self._position = {"epoch": epoch, "samples": first * micro, "micro_batch": micro}

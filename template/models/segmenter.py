@@ -168,6 +168,12 @@ class Segmenter(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Log and return :meth:`training_loss`."""
         loss = self.training_loss(batch)
+        # On a GPU each look waits for it, so not in every step.
+        if (loss.device.type == "cpu" or batch_idx % 50 == 0) and not torch.isfinite(loss):
+            cases = ", ".join(case.name for case in batch.get("case", ()))
+            raise NamedError(
+                "loss-not-finite", f"The loss is {loss.item()} in step {self.global_step}, at the samples {cases}."
+            )
         # The loss is already global: nothing is left for Lightning to synchronise.
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(batch["mask"]))
         return loss

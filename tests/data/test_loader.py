@@ -34,7 +34,7 @@ def test_it_goes_on_where_the_state_was_taken(workers: int) -> None:
     batches = iter(first)
     seen = [next(batches), next(batches)]  # workers have fetched more than these by now
     state = first.state_dict()
-    assert state == {"epoch": 0, "samples": 8}
+    assert state == {"epoch": 0, "samples": 8, "micro_batch": 4}
     resumed = loader(workers)
     resumed.load_state_dict(state)
     assert seen + list(resumed) == whole
@@ -54,11 +54,17 @@ def test_after_an_epoch_comes_the_next() -> None:
 
 def test_the_position_holds_for_another_number_of_processes() -> None:
     resumed = loader(world_size=2)
-    resumed.load_state_dict({"epoch": 0, "samples": 8})
+    resumed.load_state_dict({"epoch": 0, "samples": 8, "micro_batch": 4})
     assert [key for batch in resumed for key in batch] == [key for batch in list(loader())[2:] for key in batch[:2]]
 
 
-def test_other_batches_are_refused() -> None:
-    with pytest.raises(NamedError, match="8 samples into an epoch, which is no multiple of 6") as caught:
-        loader(batch_size=6).load_state_dict({"epoch": 0, "samples": 8})
-    assert caught.value.identifier == "batch-size"
+@pytest.mark.parametrize("batch_size", [2, 6])
+def test_inside_an_epoch_other_batches_are_refused(batch_size: int) -> None:
+    with pytest.raises(NamedError, match=f"8 samples into an epoch of micro-batches of 4; now they have {batch_size}"):
+        loader(batch_size=batch_size).load_state_dict({"epoch": 0, "samples": 8, "micro_batch": 4})
+
+
+def test_after_an_epoch_other_batches_are_taken() -> None:
+    resumed = loader(batch_size=2)
+    resumed.load_state_dict({"epoch": 0, "samples": 20, "micro_batch": 4})
+    assert (resumed.deals.epoch, resumed.deals.first) == (1, 0)

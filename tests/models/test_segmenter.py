@@ -160,3 +160,12 @@ def test_channels_last_is_for_weights_of_2d_convolutions() -> None:
         flat = [p.is_contiguous(memory_format=torch.channels_last) for p in net.parameters() if p.ndim == 4]
         assert all(flat)
         assert bool(flat) == (dims == 2)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_samples() -> None:
+    module = segmenter(Returns(lambda x: x * float("nan")))
+    module.trainer = SimpleNamespace(global_step=3, datamodule=None)  # type: ignore[assignment]
+    batch = {"image": IMAGE, "mask": MASK.byte(), "case": [Case("slice_7", 0)]}
+    with pytest.raises(NamedError, match=r"The loss is nan in step \d+, at the samples slice_7") as caught:
+        module.training_step(batch, 0)
+    assert caught.value.identifier == "loss-not-finite"
