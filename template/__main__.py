@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ if not __package__:
 from .distributed.devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
+from .distributed.process import end_with_launcher, share_threads
 from .distributed.stop import Stopped
 from .distributed.world import World, read_world
 
@@ -61,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     world = None
     try:
         world = read_world()
+        end_with_launcher(world)
+        share_threads(world)
+        # Warnings of torch's C++ code about sockets and stacks tell nothing that our own messages do not.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return _run(world, given)
     except Stopped as stopped:
         return stopped.exit_code

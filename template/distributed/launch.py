@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from .faults import NamedError
+from .process import cores_each
 from .world import World
 
 #: Where a rank leaves the message of its failure for the launcher, which shows the first one last.
@@ -107,7 +109,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # torchrun sets OMP_NUM_THREADS=1 where it is unset; ranks of one machine share its cores out instead.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores_each(processes)))
     with tempfile.TemporaryDirectory(prefix="ranks_") as folder:
         logs = DefaultLogsSpecs(log_dir=folder, redirects=dict.fromkeys(range(1, processes), Std.ALL))
         config = LaunchConfig(
@@ -154,10 +156,22 @@ def _show(failure: Any, folder: str) -> None:
     elif rank in said:
         text = "" if said[rank] == said.get(0) else said[rank]
     elif failure.exitcode < 0:
-        text = f"Rank {rank} was ended by signal {-failure.exitcode} ({failure.signal_name()})."
+        # Ranks that outlived it have seen more, and where rank 0 is among them, it has printed it.
+        text = "" if 0 in said else next(iter(said.values()), f"error: {_killed(rank, failure)}")
     else:
         logs = sorted(Path(folder).glob(f"*/attempt_*/{rank}/stderr.log"))
         tail = logs[-1].read_text(encoding="utf-8", errors="replace")[-4000:] if logs else ""
         text = f"Rank {rank} ended with exit code {failure.exitcode}.\n{tail}"
     if text:
         print(text, file=sys.stderr, flush=True)
+
+
+def _killed(rank: int, failure: Any) -> NamedError:
+    """What a signal that ended a rank means."""
+    if failure.exitcode == -signal.SIGKILL:
+        cause = "It was killed from outside: kill -9, the kernel out of memory, or the scheduler."
+        fix = "See dmesg; if memory ran out, lower data.num_workers or data.batch_size."
+    else:
+        cause = "Code in C crashed, in torch or in another extension, or the signal was sent from outside."
+        fix = f"stack.txt in its folder rank_{rank} shows where it was."
+    return NamedError("rank-gone", f"Rank {rank} was ended by {failure.signal_name()}.", cause, fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -30,6 +31,9 @@ _BUFFERS = "forward_sync_buffers" if _NEW_NAME else "broadcast_buffers"
 # Public since torch 2.14 under the first name.
 _set_timeout: Any = getattr(dist.distributed_c10d, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
+
+#: From the timeout, at which the watchdog names the rank, to the end by the collective itself.
+BACKSTOP = timedelta(seconds=10)
 
 #: Lightning's names for DDP, which all lead here: processes are started by one launcher.
 LIGHTNING_NAMES: dict[str, dict[str, Any]] = {
@@ -91,7 +95,9 @@ class SafeDDPStrategy(DDPStrategy):
             _BUFFERS: broadcast_buffers,
         }
         super().__init__(
-            timeout=max(self.training_timeout, STARTUP_TIMEOUT), process_group_backend=process_group_backend, **ddp
+            timeout=max(self.training_timeout, STARTUP_TIMEOUT) + BACKSTOP,
+            process_group_backend=process_group_backend,
+            **ddp,
         )
         self.find_unused_parameters = find_unused_parameters
         self.sync_batchnorm = sync_batchnorm
@@ -203,7 +209,8 @@ class SafeDDPStrategy(DDPStrategy):
         if self._groups and self.training_timeout < STARTUP_TIMEOUT:
             self.barrier()
             for group in self._groups:
-                _set_timeout(self.training_timeout, group)
+                # The watchdog speaks at the timeout; NCCL's own end, which says little, comes after it.
+                _set_timeout(self.training_timeout + BACKSTOP, group)
 
     # Steps ---------------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,10 @@ def test_ranks_start_and_only_rank_0_has_the_terminal(tmp_path: Path) -> None:
             2,
             "error: rank 1 has a bad file.",
         ),
-        ("if world.rank: os.kill(os.getpid(), 9)", 1, "Rank 1 was ended by signal 9 (SIGKILL)."),
+        ("if world.rank: os.kill(os.getpid(), 9)", 1, 
+            "error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or the "
+            "scheduler. See dmesg; if memory ran out, lower data.num_workers or data.batch_size. [rank-gone]",
+        ),
         ("if world.rank: raise ValueError('boom')", 1, "ValueError: boom"),
     ],
 )

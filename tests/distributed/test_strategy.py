@@ -183,7 +183,8 @@ def test_auto_leaves_the_search_off_where_all_are_used(tmp_path: Path) -> None:
 
 def test_the_timeout_is_tightened_once_training_runs(tmp_path: Path) -> None:
     for found in run_ranks(2, _fit, 2, str(tmp_path), {"timeout": "45s"}):
-        assert found["timeouts"] == [45, 45]
+        # The watchdog speaks at 45 s; the collectives' own end comes ten seconds later.
+        assert found["timeouts"] == [55, 55]
 
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])

@@ -1,0 +1,60 @@
+"""What each process of a run sets for itself before torch is imported: its share of the cores, and whose child it is."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from .world import World
+
+_THREADS = "OMP_NUM_THREADS"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def share_threads(world: World, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Give each process of a machine its share of the cores, unless the user has chosen a number of threads.
+
+    torchrun sets one thread where the user has set nothing, which leaves most cores idle with few processes.
+
+    Args:
+        world: Place of this process.
+        environ: Environment variables; torch's thread pool reads them when torch is imported.
+    """
+    if _THREADS in environ and not (world.launcher == "torchrun" and _set_by_torchrun(environ)):
+        return
+    if world.launcher == "slurm" and environ.get("SLURM_CPUS_PER_TASK", "").isdigit():
+        environ[_THREADS] = environ["SLURM_CPUS_PER_TASK"]
+    elif world.local_size > 1:
+        environ[_THREADS] = str(cores_each(world.local_size))
+
+
+def cores_each(processes: int) -> int:
+    """Cores of this machine that this process may use, shared out to a number of processes; at least 1."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // processes)
+
+
+def end_with_launcher(world: World) -> None:
+    """Be told to stop, with SIGTERM, when torchrun or our own launcher dies.
+
+    A launcher that is killed with SIGKILL ends nobody, and its ranks would go on, out of sight, in a folder that the
+    next start takes for its own. Linux alone has a signal for it.
+    """
+    if world.launcher == "torchrun":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _set_by_torchrun(environ: MutableMapping[str, str]) -> bool:
+    """Whether the variable is torchrun's own, which its own environment lacks."""
+    if environ[_THREADS] != "1":
+        return False
+    try:
+        of_parent = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return False
+    return not any(entry.startswith(f"{_THREADS}=".encode()) for entry in of_parent.split(b"\0"))
