@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -35,6 +35,12 @@ def probe_batch(trainer: Trainer) -> Any | None:
     )
 
 
+def sample_names(batch: Any) -> str:
+    """Names of a batch's samples, as far as it has a list ``case`` of things with a ``name``; else nothing."""
+    cases = batch.get("case", ()) if isinstance(batch, Mapping) else ()
+    return ", ".join(str(getattr(case, "name", case)) for case in cases)
+
+
 def probe_loss(trainer: Trainer, batch: Any) -> Tensor:
     """Loss of a batch in the precision of the run, computed by the module itself and not through DDP."""
     module: Any = trainer.lightning_module
@@ -59,9 +65,11 @@ class Unused(NamedTuple):
 
 @contextmanager
 def nothing_happened(module: nn.Module) -> Iterator[None]:
-    """Restore buffers, gradients and the random generators of torch, numpy and Python afterwards."""
+    """Without gradients at its start; buffers, gradients and random generators are restored afterwards."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     grads = [(parameter, parameter.grad) for parameter in module.parameters()]
+    for parameter, _ in grads:
+        parameter.grad = None  # nothing is added to those that an accumulation has gathered
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list({p.device.index for p in module.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
@@ -90,8 +98,6 @@ def find_unused(module: nn.Module, compute_loss: Callable[[], Tensor]) -> list[U
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in module.modules()]
     with nothing_happened(module):
-        for parameter in module.parameters():
-            parameter.grad = None
         try:
             loss = compute_loss()
         finally:

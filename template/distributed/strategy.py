@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -21,8 +23,11 @@ from typing_extensions import override
 from . import sync_batchnorm
 from .collectives import use_group
 from .diagnose import diagnose
+from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
-from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, unused_error
+from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, sample_names, unused_error
+from .registration import check_registered
+from .trainable import Trainable
 from .world import STARTUP_TIMEOUT, current_store
 
 # torch 2.14 deprecates `broadcast_buffers` in favour of the other name.
@@ -104,6 +109,8 @@ class SafeDDPStrategy(DDPStrategy):
         self.init_method = init_method
         self.comm_hook = comm_hook
         self._groups: list[Any] = []
+        self._trainable: Trainable | None = None
+        self._samples: tuple[str, str] = ("", "")
 
     # Processes -----------------------------------------------------------------------------------------------------
 
@@ -148,19 +155,39 @@ class SafeDDPStrategy(DDPStrategy):
     @override
     def setup(self, trainer: Trainer) -> None:
         # The Trainer overwrites this with its own `sync_batchnorm` once the strategy is built, so it is set here.
-        self._layer_sync = _BatchNormSync() if self.sync_batchnorm else None
+        # Whoever asks the Trainer for it gets it as well.
+        wanted = self.sync_batchnorm or self._layer_sync is not None
+        self._layer_sync = _BatchNormSync() if wanted else None
         super().setup(trainer)
 
     @override
     def configure_ddp(self) -> None:
         module = self._module()
-        batch = probe_batch(module.trainer)
+        check_registered(module)  # before the first step on a GPU fails on it
+        self._wrap(probe_batch(module.trainer))
+        self._tighten_timeout()
+
+    def _wrap(self, batch: Any) -> None:
+        module = self._module()
         if batch is not None:
             self._look_for_unused(module, batch)
         super().configure_ddp()
+        self._trainable = Trainable(module)
         if batch is not None:
             self._settle_buckets(batch)
-        self._tighten_timeout()
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._samples = self._samples[1], sample_names(batch)
+        if self._trainable is None or not self._trainable.changed():
+            return
+        # DDP averages the gradients of those parameters alone that were trainable when it wrapped the module, and
+        # waits for all of these. Here, and not in the step, which may be within the old wrapper's `no_sync`.
+        module: Any = self._module()
+        for line in self._trainable.told(self.optimizers, module.trainer.current_epoch, module.trainer.global_step):
+            rank_zero_info(line)
+        self.model = module  # lets go of the old wrapper, whose hooks would make each gradient ready twice
+        self._wrap(batch if hasattr(module, "training_loss") else None)
 
     @override
     def _register_ddp_hooks(self) -> None:
@@ -178,8 +205,9 @@ class SafeDDPStrategy(DDPStrategy):
         knob = self.find_unused_parameters
         if unused and knob is False:
             raise unused_error(unused, self.world_size)
+        if knob == "auto":
+            self._ddp_kwargs["find_unused_parameters"] = bool(unused) and not self._ddp_kwargs["static_graph"]
         if unused and knob == "auto":
-            self._ddp_kwargs["find_unused_parameters"] = not self._ddp_kwargs["static_graph"]
             rank_zero_info(
                 "find_unused_parameters: auto turned the search on, which costs a walk over the graph in each step. "
                 f"Without gradient in the first one: {describe(unused, self.world_size)}. [unused-parameters]"
@@ -196,13 +224,11 @@ class SafeDDPStrategy(DDPStrategy):
         A resumed run would otherwise sum its first step in another order than the run that was never stopped.
         """
         assert self.model is not None
-        with nothing_happened(self.model):
+        with self._named_errors(), nothing_happened(self.model):
             with self.precision_plugin.train_step_context():
                 loss: Any = self._forward_redirection(self.model, self._module(), "training_loss", batch)
             if loss.requires_grad:
                 loss.backward()
-            for parameter in self.model.parameters():
-                parameter.grad = None
 
     def _tighten_timeout(self) -> None:
         """Start-up is over on all ranks: from now on the knob counts."""
@@ -216,19 +242,20 @@ class SafeDDPStrategy(DDPStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().training_step(*args, **kwargs)
-        except RuntimeError as error:
-            self._raise_named(error)
-            raise
+        with self._named_errors():
+            output = super().training_step(*args, **kwargs)
+        if output is None and self.world_size > 1 and self._module().automatic_optimization:
+            raise NamedError(
+                "step-skipped",
+                f"training_step returned None on rank {self.global_rank} in step {self._module().global_step}"
+                f"{f', at the samples {self._samples[1]}' if self._samples[1] else ''}.",
+            )
+        return output
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
-        try:
+        with self._named_errors():
             return super().backward(*args, **kwargs)
-        except RuntimeError as error:
-            self._raise_named(error)
-            raise
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -237,10 +264,29 @@ class SafeDDPStrategy(DDPStrategy):
         with self.precision_plugin.val_step_context():
             return module.validation_step(*args, **kwargs)
 
-    def _raise_named(self, error: RuntimeError) -> None:
-        # Here, before Lightning's `on_exception` replaces DDP's message and its parameter numbers.
-        named = diagnose(error, self._module(), self.global_rank)
-        if named is not None:
+    @override
+    def on_validation_start(self) -> None:
+        self._average_statistics()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._average_statistics()
+        return super().lightning_module_state_dict()
+
+    def _average_statistics(self) -> None:
+        """Without synchronised BatchNorm each rank has statistics of its own share; scores and files need the same."""
+        if self.world_size > 1 and isinstance(self.model, DistributedDataParallel):
+            sync_batchnorm.average_statistics(self._module())
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Turn DDP's errors into sentences, before Lightning's `on_exception` replaces them and their numbers."""
+        try:
+            yield
+        except RuntimeError as error:
+            named = diagnose(error, self._module(), self.global_rank, self._samples[0])
+            if named is None:
+                raise
             raise named from error
 
     def _module(self) -> LightningModule:

@@ -68,6 +68,37 @@ def revert(module: ModuleT) -> ModuleT:
     return module
 
 
+def unsynchronised(module: nn.Module) -> list[nn.Module]:
+    """BatchNorm layers in training whose running statistics are those of this process's batches alone."""
+    return [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm)
+        and not isinstance(layer, (nn.SyncBatchNorm, LazyModuleMixin, _Synchronised))
+        and layer.training
+        and isinstance(layer.running_mean, Tensor)
+    ]
+
+
+def average_statistics(module: nn.Module) -> None:
+    """Give all processes the mean of their running statistics, where layers are not synchronised.
+
+    Means and variances are averaged as they are, which leaves out the spread of the means; so do timm's
+    ``distribute_bn`` and others. Every process takes part, with the same network.
+
+    Args:
+        module: A network; its buffers are changed in place.
+    """
+    statistics = [s for layer in unsynchronised(module) for s in (layer.running_mean, layer.running_var)]
+    if not statistics:
+        return
+    mean = torch.cat([s.double() for s in statistics])
+    dist.all_reduce(mean, group=group())
+    mean /= world_size()
+    for s, part in zip(statistics, mean.split([len(s) for s in statistics]), strict=True):
+        s.copy_(part)
+
+
 class _Synchronised(nn.Module):
     """What a converted layer's class has before the class that the layer had."""
 
