@@ -15,6 +15,8 @@ import pytest
 
 # Lightning sets it at its import, whichever test that falls into: torch then asks for GPUs without starting CUDA.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# The program sets it.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 _ROOT = Path(__file__).parent.parent
 #: Set by pytest, by Lightning's ``seed_everything`` and by torch's compiler; restored, but no fault of the test.

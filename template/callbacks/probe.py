@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from ..distributed.probe import describe, find_unused, probe_batch, probe_loss
+from ..distributed.registration import check_optimizers, check_registered
 from ..distributed.strategy import SafeDDPStrategy
 
 
@@ -14,9 +16,13 @@ class ProbeStep(Callback):
     """Runs one step whose effects are discarded before the first real one; the strategy does it where it is DDP."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of parameters that get no gradient."""
+        """Look for what is not registered, and warn of parameters that get no gradient."""
+        # Other strategies put parameters of their own in place.
+        if isinstance(trainer.strategy, (DDPStrategy, SingleDeviceStrategy)):
+            check_optimizers(pl_module, trainer.optimizers)
         if isinstance(trainer.strategy, SafeDDPStrategy):
             return
+        check_registered(pl_module)
         batch = probe_batch(trainer)
         if batch is None:
             return

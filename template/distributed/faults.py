@@ -110,6 +110,17 @@ _FAULTS = (
         exit_code=2,
     ),
     Fault(
+        "unregistered-module",
+        "A network looks for its layers, parameters and metrics in attributes, nn.ModuleList and nn.ModuleDict alone; "
+        "others are not moved, trained, saved or averaged over the processes.",
+        "Hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList.",
+    ),
+    Fault(
+        "optimizer-parameters",
+        "A layer was replaced, or the network made again, after the optimizer was made.",
+        "Make the optimizer in configure_optimizers, from self.parameters().",
+    ),
+    Fault(
         "download",
         "The network is not reachable, or what it sent is not the expected file.",
         "Put the file there by hand.",

@@ -1,0 +1,184 @@
+"""Whether everything that is to be trained is known to the network that holds it, and to the optimizer."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from .faults import NamedError
+
+#: What PyTorch and Lightning keep in each module for themselves.
+_INTERNAL = vars(nn.Module()).keys() | vars(LightningModule()).keys()
+_LISTS = (list, tuple, set, frozenset, deque)
+# Looked into for the objects that they hold, so far that a list of a million file names costs nothing.
+_LONGEST = 1000
+_DEEPEST = 4
+_LISTED = 5
+#: Objects that hold others' parameters by their nature, or are no part of a network.
+_LEFT_OUT = (Optimizer, type, types.ModuleType, torch.device, torch.dtype, torch.Generator, str, bytes)
+
+
+class Loose(NamedTuple):
+    """Something that a network holds and does not know.
+
+    Attributes:
+        path: Where, from the module that was searched, such as ``net.heads[0]``.
+        what: Its class, or what kind of tensor it is.
+        fix: What to hold it in instead.
+        trained: Whether it has to be known for training to be right: it would be left out of the optimizer, the
+            checkpoint, and the average over the processes.
+    """
+
+    path: str
+    what: str
+    fix: str
+    trained: bool
+
+
+def check_registered(module: nn.Module) -> None:
+    """Refuse layers, parameters and metrics in plain lists and other places that a module does not look into.
+
+    They are not moved to the device, not trained, not saved and not averaged over the processes, and on the CPU
+    nothing tells. What is frozen is only warned of: a teacher network is kept out of the checkpoint in this way.
+
+    Args:
+        module: The module that is trained.
+
+    Raises:
+        NamedError: ``unregistered-module``.
+    """
+    found = list(find_loose(module))
+    for trained in (True, False):
+        loose = [one for one in found if one.trained is trained]
+        if not loose:
+            continue
+        told = "; ".join(f"{one.path} ({one.what}) {one.fix}" for one in loose[:_LISTED])
+        more = f"; and {len(loose) - _LISTED} more" if len(loose) > _LISTED else ""
+        error = NamedError("unregistered-module", f"{told}{more}.", fix="" if trained else None)
+        if trained:
+            raise error
+        warnings.warn(str(error), stacklevel=2)
+
+
+def find_loose(module: nn.Module) -> Iterator[Loose]:
+    """What a module holds outside of its parameters, buffers and submodules; references to these are no matter."""
+    known = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
+    for prefix, owner in module.named_modules():
+        for name, value in list(vars(owner).items()):
+            # A metric's own tensors are its states, which it moves and reduces itself.
+            if name not in _INTERNAL and not (isinstance(owner, Metric) and isinstance(value, Tensor)):
+                path = f"{prefix}.{name}" if prefix else name
+                yield from _search(value, path, "a plain attribute", known, 0)
+
+
+def _search(value: Any, path: str, place: str, known: set[int], depth: int) -> Iterator[Loose]:
+    if id(value) in known or depth > _DEEPEST or isinstance(value, _LEFT_OUT):
+        return
+    if isinstance(value, nn.Module):
+        yield from _module(value, path, place, known)
+    elif isinstance(value, Tensor):
+        # What a forward pass has left behind has a history, and is no leaf.
+        if value.requires_grad and value.is_leaf:
+            what = f"a {'parameter' if isinstance(value, nn.Parameter) else 'tensor'} of shape {list(value.shape)}"
+            yield Loose(path, what, _advice(place, "Parameter"), trained=True)
+    else:
+        known.add(id(value))  # told once, and no walk in circles
+        for part, name, where in _parts(value):
+            yield from _search(part, f"{path}{name}", where, known, depth + 1)
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, str, str]]:
+    """What an object holds: each with its name, and how the object is called."""
+    if isinstance(value, Mapping):
+        for key, part in islice(value.items(), _LONGEST):
+            yield part, f"[{key!r}]", "a plain dict"
+    elif isinstance(value, _LISTS):
+        for number, part in enumerate(islice(value, _LONGEST)):
+            yield part, f"[{number}]", f"a plain {type(value).__name__}"
+    # Not into the trainer, loggers and the like, nor into functions.
+    elif not callable(value) and not type(value).__module__.startswith(("lightning.", "torch.")):
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            for name, part in list(attributes.items())[:_LONGEST]:
+                yield part, f".{name}", f"an object ({type(value).__name__}) that is no nn.Module"
+
+
+def _module(value: nn.Module, path: str, place: str, known: set[int]) -> Iterator[Loose]:
+    """A module that is not registered matters where something of it is not known otherwise either."""
+    inside = list(value.modules())
+    parameters = [one for one in value.parameters() if id(one) not in known]
+    buffers = [one for one in value.buffers() if id(one) not in known]
+    strangers = [one for one in inside if id(one) not in known]
+    known.update(map(id, (*inside, *parameters, *buffers)))
+    trained = any(one.requires_grad for one in parameters) or any(isinstance(one, Metric) for one in strangers)
+    # Dropout in a plain list stays on in validation.
+    if trained or parameters or buffers or any(isinstance(one, nn.modules.dropout._DropoutNd) for one in strangers):
+        yield Loose(path, type(value).__name__, _advice(place, "Module"), trained)
+
+
+def _advice(place: str, kind: str) -> str:
+    if place == "a plain dict":
+        return f"is in {place}; use nn.{kind}Dict"
+    if place.startswith("a plain ") and place != "a plain attribute":
+        return f"is in {place}; use nn.{kind}List"
+    if place == "a plain attribute":
+        return f"is {place}; assign {'an nn.Parameter' if kind == 'Parameter' else 'it'} after super().__init__()"
+    return f"is in {place}; make it an attribute of the network"
+
+
+def check_optimizers(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    """Hold the optimizers' parameters against those of the module that is trained.
+
+    A parameter of no module is refused: it was replaced after the optimizer was made, or never registered, so that
+    steps on it change nothing that is used, saved or averaged. A trainable parameter without an optimizer is only
+    warned of: to train a part alone is a choice, which freezing the rest says better. One parameter in two optimizers
+    (adversarial training) is a choice as well; twice in one, torch itself refuses.
+
+    Args:
+        module: The module that is trained.
+        optimizers: All of the run; none means that nothing is checked.
+
+    Raises:
+        NamedError: ``optimizer-parameters``.
+    """
+    groups = [(one, number, group) for one in optimizers for number, group in enumerate(one.param_groups)]
+    if not groups:
+        return
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    missing = _without(module, groups)
+    for optimizer, number, group in groups:
+        strangers = [parameter for parameter in group["params"] if id(parameter) not in names]
+        if strangers:
+            shapes = _some(strangers, lambda one: str(list(one.shape)))
+            raise NamedError(
+                "optimizer-parameters",
+                f"Group {number} of {type(optimizer).__name__} holds parameters that are not the network's, of shape "
+                f"{shapes}{f'; the network has {_some(missing)}, which no optimizer has' if missing else ''}.",
+            )
+    if missing:
+        warnings.warn(
+            f"No optimizer has these trainable parameters, which therefore stay as they are: {_some(missing)}. If that "
+            "is meant, freeze them with requires_grad_(False). [optimizer-parameters]",
+            stacklevel=2,
+        )
+
+
+def _without(module: nn.Module, groups: Iterable[tuple[Optimizer, int, dict[str, Any]]]) -> list[str]:
+    """Names of the trainable parameters that no optimizer has."""
+    held = {id(parameter) for _, _, group in groups for parameter in group["params"]}
+    return [name for name, one in module.named_parameters() if one.requires_grad and id(one) not in held]
+
+
+def _some(values: list[Any], shown: Callable[[Any], str] = str) -> str:
+    more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
+    return ", ".join(map(shown, values[:_LISTED])) + more

@@ -1,0 +1,94 @@
+"""Failure reports about devices and registration, as a run meets them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+
+from template.callbacks.probe import ProbeStep
+from template.data.phantom import Phantom
+from template.distributed.faults import NamedError
+from template.models.segmenter import Segmenter
+from tests import tiny
+from tests.distributed.test_strategy import fit
+from tests.ranks import run_ranks
+
+
+class PlainList(nn.Module):
+    """A network whose heads are in a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Conv2d(1, 3, 1)
+        self.heads = [nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)]
+
+    def forward(self, image: Tensor) -> Tensor:
+        features = self.trunk(image)
+        return self.heads[0](features) + self.heads[1](features)
+
+
+def _fit_plain_list(rank: int, world_size: int, folder: str) -> Any:
+    try:
+        return fit(rank, world_size, folder, {}, PlainList().double())
+    except NamedError as error:
+        return error
+
+
+@pytest.mark.case("D1")
+def test_layers_in_a_plain_list_end_the_run_before_its_first_step(tmp_path: Path) -> None:
+    for error in run_ranks(2, _fit_plain_list, 2, str(tmp_path)):
+        assert error.identifier == "unregistered-module"
+        assert "net.heads[0] (Conv2d) is in a plain list; use nn.ModuleList" in error.what
+        assert "averaged over the processes" in error.cause
+
+
+NET = """\
+from torch import nn
+class PlainList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Conv2d(1, 3, 1)
+        self.heads = [nn.Conv2d(3, 3, 1)]
+    def forward(self, x): return self.heads[0](self.trunk(x))
+"""
+
+
+@pytest.mark.case("D1")
+def test_the_same_in_one_process_through_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "net_list.py").write_text(NET, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "net_list", raising=False)
+    tiny.write()
+    assert tiny.run("--model.net", "net_list.PlainList") == 1
+    assert "error: net.heads[0] (Conv2d) is in a plain list; use nn.ModuleList." in capsys.readouterr().err
+
+
+@pytest.mark.case("D4", "notes/build-optimizer")
+def test_an_optimizer_of_a_layer_that_was_replaced_since_ends_the_run(tmp_path: Path) -> None:
+    old = nn.Conv2d(1, 3, 1)
+    net = nn.Conv2d(1, 3, 1)
+    module = Segmenter(net, 3, 1, optimizer=lambda _: torch.optim.SGD(old.parameters(), lr=0.1))
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=1,
+        use_distributed_sampler=False,
+        callbacks=[ProbeStep()],
+        default_root_dir=tmp_path,
+    )
+    with pytest.raises(NamedError, match="the network has net.weight, net.bias, which no optimizer has") as caught:
+        trainer.fit(module, datamodule=Phantom(train_cases=2, val_cases=1, test_cases=1, size=32, num_workers=0))
+    assert caught.value.identifier == "optimizer-parameters"
