@@ -1,11 +1,18 @@
-"""Whether the machine has the devices that a configuration asks for."""
+"""Whether the machine has the devices that a configuration asks for, and each process one of its own."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .faults import NamedError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:
@@ -53,3 +60,58 @@ def _wanted(devices: Any) -> int:
     if isinstance(devices, (list, tuple)):
         return max((int(index) + 1 for index in devices), default=0)
     return devices if isinstance(devices, int) else 0
+
+
+class Gpu(NamedTuple):
+    """A GPU as a process sees it.
+
+    Attributes:
+        host: Name of the machine.
+        uuid: Of the GPU, the same for every process that sees it.
+        index: Number by which the process calls it.
+        visible: The process's ``CUDA_VISIBLE_DEVICES``.
+    """
+
+    host: str
+    uuid: str
+    index: int
+    visible: str
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu:
+        """The GPU behind a CUDA device."""
+        import torch
+
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        return cls(socket.gethostname(), uuid, device.index or 0, visible)
+
+
+def check_own_gpu(store: Store, rank: int, size: int, gpu: Gpu) -> None:
+    """Refuse two processes on one GPU, which NCCL cannot serve, before it says so in its own words.
+
+    Args:
+        store: Store of the run.
+        rank: Of this process.
+        size: Number of processes.
+        gpu: Of this process.
+
+    Raises:
+        NamedError: ``duplicate-gpu``, on all processes alike.
+    """
+    store.set(f"gpu/{rank}", json.dumps(gpu))
+    first: dict[str, tuple[int, Gpu]] = {}
+    for other in range(size):
+        found = Gpu(*json.loads(store.get(f"gpu/{other}")))
+        if found.uuid not in first:
+            first[found.uuid] = (other, found)
+            continue
+        before, same = first[found.uuid]
+        if (same.index, same.visible) == (found.index, found.visible):
+            views = f"GPU {found.index} of host {found.host}; CUDA_VISIBLE_DEVICES={found.visible}"
+        else:
+            views = f"one GPU of host {found.host}: " + ", ".join(
+                f"rank {number} as GPU {seen.index} with CUDA_VISIBLE_DEVICES={seen.visible}"
+                for number, seen in ((before, same), (other, found))
+            )
+        raise NamedError("duplicate-gpu", f"Ranks {before} and {other} both use {views}.")

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from . import sync_batchnorm
 from .collectives import use_group
+from .devices import Gpu, check_own_gpu
 from .diagnose import diagnose
 from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
@@ -133,6 +134,8 @@ class SafeDDPStrategy(DDPStrategy):
         if store is None:
             super().setup_distributed()
         elif not dist.is_initialized():
+            if self.root_device.type == "cuda" and "nccl" in self._process_group_backend:
+                check_own_gpu(store, self.global_rank, self.world_size, Gpu.of(self.root_device))
             dist.init_process_group(
                 self._process_group_backend,
                 store=store,
