@@ -1,4 +1,4 @@
-"""What each process of a run sets for itself before torch is imported: its share of the cores, and whose child it is."""
+"""What a process sets for itself before torch is imported: its share of the cores, and to end with its launcher."""
 
 from __future__ import annotations
 
