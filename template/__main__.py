@@ -43,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0 success, 1 a named failure, 2 wrong usage or configuration, 143 after SIGTERM.
     """
-    given = strip_launcher_arguments(sys.argv[1:] if arguments is None else arguments)
+    try:
+        given = strip_launcher_arguments(sys.argv[1:] if arguments is None else arguments)
+    except NamedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if not given or given[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if given else 2

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from .world import World
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 #: Beside it: the message itself.
 MESSAGE = "message.txt"
+# Variables in which launchers say which process this is.
+_RANKS = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 
 
 def processes_asked(trainer: dict[str, Any]) -> int:
@@ -72,18 +74,32 @@ def peek_trainer(arguments: Sequence[str]) -> dict[str, Any]:
     return section
 
 
-def strip_launcher_arguments(arguments: Sequence[str]) -> list[str]:
-    """Drop ``--local_rank``, ``--local-rank``: torch.distributed.launch adds them, the environment says the same."""
+def strip_launcher_arguments(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Drop ``--local_rank``, ``--local-rank`` and ``--rank``: a launcher's variables say the same.
+
+    Args:
+        arguments: Command-line arguments; torch.distributed.launch adds the rank, old start scripts do.
+        environ: Environment variables.
+
+    Raises:
+        NamedError: ``not-launched``: another rank than 0 is given, and no launcher has started this process. It would
+            train alone, beside the others.
+    """
     kept: list[str] = []
-    skip = False
-    for argument in arguments:
+    words = iter(arguments)
+    for argument in words:
         name, _, value = argument.partition("=")
-        if skip:
-            skip = False
-        elif name in ("--local-rank", "--local_rank"):
-            skip = not value
-        else:
+        if name not in ("--local-rank", "--local_rank", "--rank"):
             kept.append(argument)
+            continue
+        value = value or next(words, "")
+        if value != "0" and not _RANKS & environ.keys():
+            raise NamedError(
+                "not-launched",
+                f"{name}={value} is given, but no launcher has started this process, and it would train alone.",
+                cause="",
+                fix="Leave it out: with --trainer.devices N the program starts its processes itself. Or use torchrun.",
+            )
     return kept
 
 

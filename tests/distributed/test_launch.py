@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from template.__main__ import main
 from template.distributed.launch import peek_trainer, processes_asked, strip_launcher_arguments
 
 
@@ -44,12 +45,22 @@ def test_what_cannot_be_read_is_left_to_the_parser(tmp_path: Path) -> None:
         assert peek_trainer(["fit", "--config", str(tmp_path / name)]) == {}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--local-rank=2", "fit", "--a"], ["--local_rank", "2", "fit", "--a"], ["fit", "--local-rank", "2", "--a"]],
-)
-def test_arguments_of_old_launchers_are_dropped(arguments: list[str]) -> None:
-    assert strip_launcher_arguments(arguments) == ["fit", "--a"]
+@pytest.mark.case("E1", "notes/launch-arguments")
+@pytest.mark.parametrize("name", ["--local-rank", "--local_rank", "--rank"])
+def test_arguments_of_old_launchers_are_dropped(name: str) -> None:
+    for arguments in ([f"{name}=2", "fit", "--a"], [name, "2", "fit", "--a"], ["fit", name, "2", "--a"]):
+        assert strip_launcher_arguments(arguments, {"RANK": "2"}) == ["fit", "--a"]
+    assert strip_launcher_arguments(["fit", f"{name}=0"], {}) == ["fit"]
+
+
+@pytest.mark.case("E1", "notes/launch-arguments")
+def test_a_rank_given_by_hand_is_no_launch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["fit", "--rank", "1", "--config", "x.yaml"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: --rank=1 is given, but no launcher has started this process")
+    assert "--trainer.devices N" in error
+    assert error.endswith("[not-launched]\n")
 
 
 RANK_CODE = """
@@ -93,9 +104,11 @@ def test_ranks_start_and_only_rank_0_has_the_terminal(tmp_path: Path) -> None:
             2,
             "error: rank 1 has a bad file.",
         ),
-        ("if world.rank: os.kill(os.getpid(), 9)", 1, 
-            "error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or the "
-            "scheduler. See dmesg; if memory ran out, lower data.num_workers or data.batch_size. [rank-gone]",
+        (
+            "if world.rank: os.kill(os.getpid(), 9)",
+            1,
+            ("error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or the "
+            "scheduler. See dmesg; if memory ran out, lower data.num_workers or data.batch_size. [rank-gone]"),
         ),
         ("if world.rank: raise ValueError('boom')", 1, "ValueError: boom"),
     ],
