@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from . import callbacks, data, models
+from .callbacks.agreement import Agreement
 from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
@@ -286,7 +287,7 @@ class SegmentationCLI(LightningCLI):
     def _callbacks(self, config: Any, user: list[Callback]) -> list[Callback]:
         """Callbacks that are always there; a user's own list adds to them."""
         assert self.rank_folder is not None
-        callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback()]
+        callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
             callbacks += [StartSummary(self.place.run), ProbeStep(), self._stop]
             if config.logger is not False and not config.fast_dev_run:

@@ -152,6 +152,31 @@ _FAULTS = (
         "Give every rank the same number of batches, as the samplers of SegmentationData do.",
     ),
     Fault(
+        "batches-differ",
+        "A sampler or loader of one's own does not share the samples out evenly, and ranks wait for each other in "
+        "each step.",
+        "Give every rank the same number of batches, as the samplers of SegmentationData do, or set "
+        "trainer.limit_train_batches to the smallest number.",
+    ),
+    Fault(
+        "metrics-differ",
+        "Logged values are reduced in the order in which they are logged: under other names or in another order, "
+        "values of different metrics would be mixed.",
+        "Log the same names in the same order on all ranks: no self.log under a condition that a rank alone fulfils, "
+        "and no loop over a set.",
+    ),
+    Fault(
+        "monitor-differs",
+        "Each rank has logged its own value, and ranks would choose other checkpoints, or stop at other epochs.",
+        "Log it with sync_dist=True, or as a torchmetrics object, on all ranks (no rank_zero_only=True).",
+    ),
+    Fault(
+        "ranks-differ",
+        "Something has changed it on some ranks alone: an update outside of the optimizer, gradients that are not "
+        "averaged, or a schedule that goes by a rank's own values.",
+        "Do what changes it on all ranks, from values that are the same on all.",
+    ),
+    Fault(
         "rank-failed",
         "The other ranks cannot go on without it.",
         "Mend that failure; the whole traceback is in error.txt in the rank's folder.",

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from . import sync_batchnorm
+from .agreement import LoggedNames
 from .collectives import use_group
 from .devices import Gpu, check_own_gpu
 from .diagnose import diagnose
@@ -111,6 +112,7 @@ class SafeDDPStrategy(DDPStrategy):
         self.comm_hook = comm_hook
         self._groups: list[Any] = []
         self._trainable: Trainable | None = None
+        self.logged = LoggedNames()
         self._samples: tuple[str, str] = ("", "")
 
     # Processes -----------------------------------------------------------------------------------------------------
@@ -182,6 +184,7 @@ class SafeDDPStrategy(DDPStrategy):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._samples = self._samples[1], sample_names(batch)
+        self.logged.begin()
         if self._trainable is None or not self._trainable.changed():
             return
         # DDP averages the gradients of those parameters alone that were trainable when it wrapped the module, and
@@ -268,8 +271,22 @@ class SafeDDPStrategy(DDPStrategy):
             return module.validation_step(*args, **kwargs)
 
     @override
+    def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: Any = "mean") -> Tensor:
+        self.logged.check(self._module().trainer)
+        return super().reduce(tensor, group, reduce_op)
+
+    @override
     def on_validation_start(self) -> None:
+        self.logged.begin()
         self._average_statistics()
+
+    @override
+    def on_validation_end(self) -> None:
+        self.logged.begin()
+
+    @override
+    def on_test_start(self) -> None:
+        self.logged.begin()
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

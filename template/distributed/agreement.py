@@ -1,0 +1,74 @@
+"""Compares between the ranks what must be the same on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+
+from .collectives import group, world_size
+from .faults import NamedError
+
+
+def gathered(value: Any) -> list[Any]:
+    """A value of every rank, by rank; called on all of them. The value can be pickled, and is small."""
+    values = [value] * world_size()
+    if len(values) > 1:
+        dist.all_gather_object(values, value, group=group())
+    return values
+
+
+def by_rank(values: Iterable[Any]) -> str:
+    """``3.0 on rank 0, 1.0 on ranks 1 and 2``: equal values together, in the order of the ranks."""
+    places: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        places.setdefault(str(value), []).append(rank)
+    return ", ".join(f"{value} on {ranks(where)}" for value, where in places.items())
+
+
+def ranks(numbers: list[int]) -> str:
+    """``rank 1``, or ``ranks 1, 2 and 5``."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+class LoggedNames:
+    """Sees to it that all ranks reduce the same logged values in the same order.
+
+    Reductions are matched by their order and not by name: Lightning would mix values without a word. The comparison
+    comes before the first reduction at the end of a phase, and on a rank that has nothing to reduce in
+    :class:`~..callbacks.agreement.Agreement`, so that both meet.
+    """
+
+    def __init__(self) -> None:
+        self._agreed: list[str] | None = None
+
+    def begin(self) -> None:
+        """A phase begins, or goes on: there may be other names at its end."""
+        self._agreed = None
+
+    def check(self, trainer: Trainer) -> None:
+        """Compare the names that are reduced at the end of a phase; called on every rank.
+
+        Raises:
+            NamedError: They differ.
+        """
+        connector: Any = trainer._logger_connector
+        results: Any = trainer._results
+        if world_size() == 1 or results is None or connector._first_loop_iter is not None:  # inside of the phase
+            return
+        names = [
+            metric.meta.name for _, metric in results.valid_items() if not metric.is_tensor or metric.meta.sync.should
+        ]
+        if names == self._agreed:
+            return
+        everywhere = gathered(names)
+        if any(other != names for other in everywhere):
+            lists = by_rank(f"[{', '.join(some)}]" for some in everywhere)
+            raise NamedError(
+                "metrics-differ", f"The ranks have logged different metrics, or in another order: {lists}."
+            )
+        self._agreed = names
