@@ -39,7 +39,7 @@ from .config.sources import read_given, refusal
 from .config.value_types import Parameters, one_line
 from .data.module import SegmentationData
 from .distributed.devices import check_devices
-from .distributed.environment import WorldEnvironment, check_visible_gpus
+from .distributed.environment import check_visible_gpus, plugins
 from .distributed.faults import NamedError
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
 from .distributed.launch import leave_message, processes_asked
@@ -235,7 +235,7 @@ class SegmentationCLI(LightningCLI):
             "default_root_dir": str(self.place.verb),
             # Batches are dealt by the data module's own samplers.
             "use_distributed_sampler": False,
-            "plugins": [*_as_list(config.plugins), AtomicCheckpointIO(), WorldEnvironment(self.world)],
+            "plugins": [*plugins(config.plugins, self.world), AtomicCheckpointIO()],
         }
         if config.logger is None or config.logger is True:
             kwargs["logger"] = loggers(self.place.verb)
@@ -345,7 +345,3 @@ class SegmentationCLI(LightningCLI):
         knobs = strategy.get("init_args") or {} if hasattr(strategy, "get") else {}
         open_store(self.world, knobs.get("init_method", "env://"))
         self._watch(parse_timeout(knobs.get("timeout", DEFAULT_TIMEOUT)))
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]

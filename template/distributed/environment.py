@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.pytorch.plugins.io import CheckpointIO
 from typing_extensions import override
 
 from .faults import NamedError
@@ -42,6 +44,33 @@ def check_visible_gpus(world: World, accelerator: str) -> None:
             if own
             else "Start as many processes as there are GPUs, or set trainer.accelerator to cpu.",
         )
+
+
+#: Plugins of which a run has one, and whose it is.
+_OWN: dict[type, str] = {
+    ClusterEnvironment: "The processes are known already, by the variables that their launcher sets; a second reading of "
+    "them could differ.",
+    CheckpointIO: "Checkpoints are written by this program's own: rank 0 alone, whole or not at all.",
+}
+
+
+def plugins(given: Any, world: World) -> list[Any]:
+    """A user's own plugins, with the one that tells Lightning of the processes.
+
+    Args:
+        given: ``trainer.plugins``: one, a list, or None.
+        world: Place of this process.
+
+    Raises:
+        NamedError: ``config``: it takes the place of one that this program needs.
+    """
+    users = given if isinstance(given, list) else [] if given is None else [given]
+    for plugin in users:
+        for kind, cause in _OWN.items():
+            if isinstance(plugin, kind):
+                what = f"trainer.plugins holds a {type(plugin).__name__}, which cannot be used."
+                raise NamedError("config", what, cause, "Remove it.")
+    return [*users, WorldEnvironment(world)]
 
 
 class WorldEnvironment(ClusterEnvironment):

@@ -170,7 +170,9 @@ def _show(failure: Any, folder: str) -> None:
         # It has printed its own failure, or was ended by another rank, which has left word of the reason.
         text = "" if 0 in said else next(iter(said.values()), "")
     elif rank in said:
-        text = "" if said[rank] == said.get(0) else said[rank]
+        # Where rank 0 has printed the reason, another rank's word that rank 0 is gone is no news.
+        told = 0 in said and (said[rank] == said[0] or said[rank].endswith("[rank-failed]"))
+        text = "" if told else said[rank]
     elif failure.exitcode < 0:
         # Ranks that outlived it have seen more, and where rank 0 is among them, it has printed it.
         text = "" if 0 in said else next(iter(said.values()), f"error: {_killed(rank, failure)}")

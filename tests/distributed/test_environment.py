@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from template.distributed.environment import WorldEnvironment, check_visible_gpus
+from template.distributed.environment import WorldEnvironment, check_visible_gpus, plugins
 from template.distributed.faults import NamedError
 from template.distributed.world import World
 
@@ -37,6 +41,27 @@ def test_a_shell_in_an_allocation_trains_alone(monkeypatch: pytest.MonkeyPatch) 
     assert (trainer.world_size, trainer.global_rank) == (1, 0)
 
 
+@pytest.mark.parametrize("plugin", [LightningEnvironment(), TorchCheckpointIO()], ids=["environment", "checkpoints"])
+def test_a_plugin_in_the_place_of_this_programs_own_is_refused_by_name(plugin: Any) -> None:
+    for given in (plugin, [Other(), plugin]):
+        with pytest.raises(NamedError, match=f"trainer.plugins holds a {type(plugin).__name__}") as caught:
+            plugins(given, World())
+        assert caught.value.fix == "Remove it."
+        assert caught.value.exit_code == 2
+
+
+class Other:
+    """A plugin of another kind."""
+
+
+def test_other_plugins_are_the_users() -> None:
+    one = Other()
+    assert [type(plugin) for plugin in plugins(one, World())] == [Other, WorldEnvironment]
+    assert plugins([one], World())[0] is one
+    assert len(plugins(None, World())) == 1
+
+
+@pytest.mark.case("E4", "D5", "notes/visible-devices")
 @pytest.mark.parametrize(
     ("launcher", "gpus", "processes", "fix"),
     [

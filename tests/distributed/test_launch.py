@@ -107,8 +107,10 @@ def test_ranks_start_and_only_rank_0_has_the_terminal(tmp_path: Path) -> None:
         (
             "if world.rank: os.kill(os.getpid(), 9)",
             1,
-            ("error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or the "
-            "scheduler. See dmesg; if memory ran out, lower data.num_workers or data.batch_size. [rank-gone]"),
+            (
+                "error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or "
+                "the scheduler. See dmesg; if memory ran out, lower data.num_workers or data.batch_size. [rank-gone]"
+            ),
         ),
         ("if world.rank: raise ValueError('boom')", 1, "ValueError: boom"),
     ],
@@ -126,3 +128,15 @@ def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path) -> None:
     done = _launch(tmp_path, then)
     assert done.returncode == 2
     assert done.stderr == ""
+
+
+def test_that_rank_0_is_gone_is_not_said_after_its_reason(tmp_path: Path) -> None:
+    then = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+leave_message(world, "error: Rank 0 ended. [rank-failed]" if world.rank else "error: No room. [folder-not-writable]")
+time.sleep(0 if world.rank else 1)
+sys.exit(1)
+"""
+    done = _launch(tmp_path, then)
+    assert (done.returncode, done.stderr) == (1, "")
