@@ -48,8 +48,8 @@ def check_visible_gpus(world: World, accelerator: str) -> None:
 
 #: Plugins of which a run has one, and whose it is.
 _OWN: dict[type, str] = {
-    ClusterEnvironment: "The processes are known already, by the variables that their launcher sets; a second reading of "
-    "them could differ.",
+    ClusterEnvironment: "The processes are known already, by the variables that their launcher sets; a second reading "
+    "of them could differ.",
     CheckpointIO: "Checkpoints are written by this program's own: rank 0 alone, whole or not at all.",
 }
 
