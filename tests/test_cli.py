@@ -216,6 +216,7 @@ def test_a_checkpoint_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> N
     assert "The checkpoint 'nowhere.ckpt' does not exist." in capsys.readouterr().err
 
 
+@pytest.mark.case("H6")
 def test_a_checkpoint_of_another_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny.run() == 0
     assert tiny.run("--model.net.width", "6", verb="test") == 1
@@ -367,6 +368,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return found
 
 
+@pytest.mark.case("H9")
 def test_later_files_and_options_win(capsys: pytest.CaptureFixture[str]) -> None:
     tiny.write("trainer: {max_epochs: 5}\nmodel: {pad_to: 3}\n", "over.yaml")
     found = printed(capsys, "--model.pad_to", "7", "--config", "over.yaml", "--trainer.max_epochs", "9")
@@ -374,6 +376,7 @@ def test_later_files_and_options_win(capsys: pytest.CaptureFixture[str]) -> None
     assert found["data"]["init_args"]["batch_size"] == 2
 
 
+@pytest.mark.case("H9")
 def test_lists_replace_one_another_and_plus_adds(capsys: pytest.CaptureFixture[str]) -> None:
     added = printed(capsys, "--data.preprocess+=Standardize")["data"]["init_args"]["preprocess"]
     assert [item["class_path"] for item in added] == ["Window", "Standardize"]
@@ -383,6 +386,7 @@ def test_lists_replace_one_another_and_plus_adds(capsys: pytest.CaptureFixture[s
     assert [item["class_path"] for item in found] == ["Standardize"]
 
 
+@pytest.mark.case("H9")
 def test_callbacks_of_ones_own_add_to_those_that_are_always_there() -> None:
     stop = ["--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss"]
     assert tiny.run(*stop, "--trainer.callbacks.stopping_threshold", "100", "--trainer.max_epochs", "4") == 0
@@ -458,6 +462,7 @@ def test_a_file_in_the_working_directory_is_found_by_the_console_script(
     assert printed(capsys, "--model.net", "net_here.Here")["model"]["net"]["class_path"] == "net_here.Here"
 
 
+@pytest.mark.case("notes/run-button")
 def test_started_as_a_file_the_modules_of_the_package_hide_no_others(folder: Path) -> None:
     # As an IDE's run button, or the launcher of several processes, starts it. `runs` is a module of the package too.
     (folder / "runs.py").write_text("import sys\nsys.exit('mine')\n", encoding="utf-8")
@@ -506,6 +511,7 @@ def test_only_the_parser_of_the_verb_is_made(
     assert made == ["fit"]
 
 
+@pytest.mark.case("H6")
 def test_settings_given_at_a_resume_win_over_the_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny.run("--model.optimizer.lr", "0.05") == 0
     capsys.readouterr()

@@ -65,6 +65,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 # The page and the scripts ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("notes/two-files")
 def test_there_are_thirteen_edits_and_each_is_marked_in_the_script() -> None:
     marked = {int(number) for number in re.findall(r"# edit (\d+)", EDITED)}
     assert list(SECTIONS) == list(range(1, 14))
@@ -89,6 +90,7 @@ def test_the_lines_shown_are_those_of_the_script(number: int) -> None:
     assert not [line for line in shown if line not in lines]
 
 
+@pytest.mark.case("notes/two-files")
 @pytest.mark.parametrize("number", SECTIONS)
 def test_each_edit_says_what_when_forgotten_and_where_it_went(number: int) -> None:
     text = SECTIONS[number]

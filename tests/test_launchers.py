@@ -76,6 +76,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(folder)
 
 
+@pytest.mark.case("E1", "notes/launch-arguments", "notes/spawn", "notes/run-button", "notes/ddp-arguments")
 @pytest.mark.parametrize(
     "command",
     [
@@ -107,6 +108,7 @@ def test_a_launcher_reaches_the_same_loss(command: list[str], tmp_path: Path, ex
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.case("G1")
 def test_srun_reaches_the_same_loss(tmp_path: Path, expected: list[float]) -> None:
     slurm = {
         "SLURM_JOB_ID": "1234",
@@ -137,6 +139,7 @@ def test_srun_reaches_the_same_loss(tmp_path: Path, expected: list[float]) -> No
     check_folder(tmp_path)
 
 
+@pytest.mark.case("E5")
 def test_a_busy_port_does_not_matter_where_the_program_owns_the_launch(tmp_path: Path, expected: list[float]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -153,6 +156,7 @@ def test_a_busy_port_does_not_matter_where_the_program_owns_the_launch(tmp_path:
     assert losses(tmp_path) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.case("E2")
 def test_more_processes_than_the_configuration_asks_for_are_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [*TORCHRUN, "2", f"--master-port={free_port()}", *MODULE, *FIT, "--trainer.devices=1"],

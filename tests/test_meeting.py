@@ -56,6 +56,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(folder)
 
 
+@pytest.mark.case("notes/init-process-group")
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 def test_an_address_of_the_users(scheme: str, launcher: str, tmp_path: Path, expected: list[float]) -> None:
@@ -72,6 +73,7 @@ def test_an_address_of_the_users(scheme: str, launcher: str, tmp_path: Path, exp
     assert not (tmp_path / "meeting").exists()
 
 
+@pytest.mark.case("E5")
 def test_srun_with_a_busy_port_ends_every_task_and_names_it(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("", 0))
@@ -88,6 +90,7 @@ def test_srun_with_a_busy_port_ends_every_task_and_names_it(tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.case("E5")
 def test_torchrun_with_a_busy_port_is_explained(tmp_path: Path) -> None:
     """It fails before it starts the program: its own text is all there is."""
     with socket.socket() as other:
@@ -110,6 +113,7 @@ def test_torchrun_with_a_busy_port_is_explained(tmp_path: Path) -> None:
     assert "--master-port" in explained
 
 
+@pytest.mark.case("E2")
 def test_one_task_for_two_devices_is_refused(tmp_path: Path) -> None:
     task = {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     codes, outputs = finish([start([sys.executable, *MODULE, *FIT], tmp_path, **task)])

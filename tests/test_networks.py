@@ -210,6 +210,7 @@ OWN = {
 }
 
 
+@pytest.mark.case("notes/networks")
 @pytest.mark.parametrize(("net", "shapes"), OWN.items(), ids=list(OWN))
 def test_a_file_of_ones_own(net: str, shapes: dict[str, tuple[int, ...]]) -> None:
     # Images of 34 pixels: half of them is 17, a quarter 9.

@@ -46,6 +46,7 @@ def test_the_next_number_is_above_all_that_exist(tmp_path: Path) -> None:
     assert claim_folder(tmp_path / "new", "test") == tmp_path / "new" / "test_0"
 
 
+@pytest.mark.case("G1")
 def test_a_folder_is_claimed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another program has made version_0 between looking and making.
     monkeypatch.setattr("template.runs.numbered_folders", lambda parent, stem: [])

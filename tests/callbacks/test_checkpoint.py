@@ -99,6 +99,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert caught.value.identifier == "no-checkpoint"
 
 
+@pytest.mark.case("notes/dataparallel")
 @pytest.mark.parametrize(
     "content",
     [

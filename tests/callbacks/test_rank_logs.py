@@ -82,6 +82,7 @@ class OneWeight(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.case("notes/tensorboard-race")
 def test_events_hold_times_gradient_norm_and_memory(tmp_path: Path) -> None:
     trainer = Trainer(
         accelerator="cpu",

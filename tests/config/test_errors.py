@@ -109,6 +109,7 @@ COMMAND_LINE = {
 }
 
 
+@pytest.mark.case("H3", "H4", "H5")
 @pytest.mark.parametrize(("arguments", "words"), COMMAND_LINE.items(), ids=list(COMMAND_LINE))
 def test_a_mistake_on_the_command_line(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = refused(capsys, ["fit", "--config", "tiny.yaml", *arguments.split()])
@@ -154,6 +155,7 @@ IN_A_FILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.case("H3", "H4", "H5", "H9")
 @pytest.mark.parametrize(("old", "new", "words"), IN_A_FILE, ids=[case[2][:60] for case in IN_A_FILE])
 def test_a_mistake_in_a_file(old: str, new: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny.CONFIG.count(old) == 1
@@ -163,6 +165,7 @@ def test_a_mistake_in_a_file(old: str, new: str, words: str, capsys: pytest.Capt
     assert sentence.endswith("[config]")
 
 
+@pytest.mark.case("H4")
 def test_the_file_that_is_wrong_is_named_among_several(capsys: pytest.CaptureFixture[str]) -> None:
     tiny.write("trainer:\n  strategy: auto\n  max_epoch: 3\n", "over.yaml")
     sentence = refused(capsys, ["fit", "--config", "tiny.yaml", "--config", "over.yaml"])
@@ -275,6 +278,7 @@ def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeypatch
         assert "Set trainer.accelerator to cpu or auto." in sentence
 
 
+@pytest.mark.case("notes/visible-devices")
 @pytest.mark.parametrize("devices", ["3", "[0, 2]", "'0,2'"])
 def test_more_gpus_than_there_are(
     devices: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -319,6 +323,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.case("H1")
 def test_a_number_in_scientific_notation_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lr: 0.001\n" in printed(capsys)
     assert "lr: 0.02\n" in printed(capsys, "--model.optimizer.lr", "2e-2")
@@ -349,6 +354,7 @@ def test_integers_as_keys(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.case("H8")
 def test_what_becomes_of_the_arguments_of_a_replaced_class(capsys: pytest.CaptureFixture[str]) -> None:
     # The run ends before training, at a metric that nothing logs.
     arguments = [
@@ -376,6 +382,7 @@ def test_what_becomes_of_the_arguments_of_a_replaced_class(capsys: pytest.Captur
     assert "model.optimizer: SGD in place of AdamW, kept lr\n" in told
 
 
+@pytest.mark.case("notes/dataparallel")
 def test_dataparallel_is_answered_with_what_to_use() -> None:
     with pytest.raises(NamedError, match="trainer.strategy is 'dp', which Lightning no longer has") as caught:
         refuse_strategy_name("dp")

@@ -46,6 +46,7 @@ def test_the_plan_reads_as_a_sentence() -> None:
     assert plan_batches(91, 8, 2, 2)[2:] == (2, 2, 11, 3)
 
 
+@pytest.mark.case("notes/dataparallel")
 @pytest.mark.parametrize(("batch_size", "offer"), [(30, "28 or 32"), (3, "to 4,"), (0, "to 4,")])
 def test_a_batch_that_cannot_be_shared_out_is_refused_with_numbers_that_can(batch_size: int, offer: str) -> None:
     with pytest.raises(NamedError, match=offer) as caught:

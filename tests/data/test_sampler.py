@@ -20,6 +20,7 @@ def global_micro_batches(world_size: int, accumulation: int = 1, epoch: int = 0,
     return [[index for _, index in chain(*shares)] for shares in zip(*per_rank, strict=True)]
 
 
+@pytest.mark.case("notes/sampler")
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_every_world_size_deals_the_same_global_batches(world_size: int) -> None:
     assert global_micro_batches(world_size) == global_micro_batches(1)
@@ -40,6 +41,7 @@ def test_an_epoch_sees_no_sample_twice_and_drops_the_smaller_last_batch() -> Non
     assert seen == np.random.default_rng((3, 0)).permutation(22)[:16].tolist()
 
 
+@pytest.mark.case("notes/sampler")
 def test_epochs_differ_and_seeds_differ() -> None:
     assert global_micro_batches(1, epoch=0) != global_micro_batches(1, epoch=1)
     one, other = (list(GlobalBatchSampler(22, 8, 1, 0, 1, seed)) for seed in (0, 1))
@@ -65,6 +67,7 @@ def test_the_next_epoch_begins_at_its_start() -> None:
     assert len(list(sampler)) == len(sampler) == 2
 
 
+@pytest.mark.case("notes/sampler")
 @pytest.mark.parametrize("samples", [0, 1, 3, 4, 5, 7, 12])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_evaluation_deals_every_sample_once(samples: int, world_size: int) -> None:

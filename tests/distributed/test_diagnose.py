@@ -74,6 +74,7 @@ def test_a_gradient_that_is_ready_twice_is_named() -> None:
         assert what.endswith(f"on rank {rank}.")
 
 
+@pytest.mark.case("notes/in-place")
 def test_a_buffer_that_was_changed_in_place_is_named_by_its_shape() -> None:
     net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
     weight = torch.ones(5, requires_grad=True)

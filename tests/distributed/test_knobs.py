@@ -12,6 +12,7 @@ from template.distributed.knobs import check_device, parse_timeout
 from template.distributed.strategy import SafeDDPStrategy
 
 
+@pytest.mark.case("H9", "notes/init-process-group")
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [(90, 90), ("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1.5h", 5400), (" 2 H ", 7200)],
@@ -20,6 +21,7 @@ def test_a_timeout_is_read(value: float | str, seconds: float) -> None:
     assert parse_timeout(value) == timedelta(seconds=seconds)
 
 
+@pytest.mark.case("H9")
 @pytest.mark.parametrize("value", ["soon", "1:30:00", 0, "-5", "5d", ""])
 def test_what_is_no_time_is_refused(value: float | str) -> None:
     with pytest.raises(NamedError, match=r"strategy\.timeout is '") as caught:

@@ -22,6 +22,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
 
 
+@pytest.mark.case("notes/visible-devices")
 @pytest.mark.parametrize(
     ("world", "before", "threads"),
     [

@@ -138,6 +138,15 @@ def test_each_recorded_text_is_recognised_as_itself_alone(broken: Callable[[str]
     assert {text: found for text, (identifier, found) in taken_for.items() if found != [identifier]} == {}
 
 
+@pytest.mark.case(
+    "notes/second-cuda",
+    "notes/watchdog-timeout",
+    "notes/unused",
+    "notes/in-place",
+    "notes/launch-arguments",
+    "notes/tensorboard-race",
+    "notes/run-button",
+)
 @pytest.mark.parametrize(("identifier", "text", "names"), NOTES.values(), ids=NOTES)
 @pytest.mark.parametrize("prefixes", [("[rank0]: ", "[rank1]: "), ("", "")], ids=["prefixed", "bare"])
 def test_the_failures_of_the_notes_in_a_long_log_of_two_ranks(

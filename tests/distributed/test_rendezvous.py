@@ -62,6 +62,7 @@ def meet(rank: int, launcher: str, init_method: str, environ: dict[str, str]) ->
     return seen
 
 
+@pytest.mark.case("notes/init-process-group")
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 @pytest.mark.parametrize("scheme", ["env", "tcp", "file"])
 def test_two_processes_meet(launcher: str, scheme: str, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_a_missing_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(World(1, 2, 1, 2, "torchrun")).what.startswith("MASTER_PORT is not set")
 
 
+@pytest.mark.case("E5")
 @pytest.mark.parametrize(("launcher", "fix"), [("slurm", "Set MASTER_PORT"), ("torchrun", "--master-port")])
 def test_a_busy_port_is_named(launcher: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_MOMENT", SECOND)

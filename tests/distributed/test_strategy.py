@@ -96,6 +96,7 @@ def _fit(rank: int, world_size: int, folder: str, knobs: dict[str, Any]) -> dict
     return fit(rank, world_size, folder, knobs)
 
 
+@pytest.mark.case("notes/ddp-arguments")
 def test_knobs_reach_ddp(tmp_path: Path) -> None:
     knobs = {
         "find_unused_parameters": True,
@@ -110,6 +111,7 @@ def test_knobs_reach_ddp(tmp_path: Path) -> None:
         assert found["own group"]
 
 
+@pytest.mark.case("notes/save-every", "notes/sync-batchnorm")
 def test_one_two_and_four_processes_give_one_result(tmp_path: Path) -> None:
     runs = {}
     for world_size in (1, 2, 4):
@@ -160,12 +162,14 @@ def _fit_left_over(rank: int, folder: str, knobs: dict[str, Any], on_even_ranks:
         logger.removeHandler(handler)
 
 
+@pytest.mark.case("notes/unused")
 def test_unused_parameters_are_refused_by_name(tmp_path: Path) -> None:
     for _, error in run_ranks(2, _fit_left_over, str(tmp_path), {"find_unused_parameters": False}, False):
         assert error.identifier == "unused-parameters"
         assert "net.extra.weight, net.extra.bias (its module is not called in forward" in error.what
 
 
+@pytest.mark.case("notes/unused")
 def test_auto_turns_the_search_on_and_tells_why(tmp_path: Path) -> None:
     results = run_ranks(2, _fit_left_over, str(tmp_path), {}, True)
     for _, found in results:
@@ -181,6 +185,7 @@ def test_auto_leaves_the_search_off_where_all_are_used(tmp_path: Path) -> None:
         assert found["find_unused_parameters"] is False
 
 
+@pytest.mark.case("notes/init-process-group")
 def test_the_timeout_is_tightened_once_training_runs(tmp_path: Path) -> None:
     for found in run_ranks(2, _fit, 2, str(tmp_path), {"timeout": "45s"}):
         # The watchdog speaks at 45 s; the collectives' own end comes ten seconds later.

@@ -75,6 +75,7 @@ def assert_joined(results: list[dict[str, Tensor]], expected: dict[str, Tensor],
         torch.testing.assert_close(join(name, [r[name] for r in results]), value, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.case("notes/sync-batchnorm")
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("ndim", [2, 3, 4, 5])
 def test_ranks_compute_what_one_process_does(world_size: int, ndim: int) -> None:
@@ -282,6 +283,7 @@ def test_compiles_in_one_graph() -> None:
         torch.testing.assert_close(compiled, eager, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.case("notes/sync-batchnorm")
 def test_one_process_is_plain_batchnorm() -> None:
     x, grad = tensors(2, 4)
     assert_joined([step(sync_batchnorm.convert(layer(4)), x, grad)], step(layer(4), x, grad), tolerance=0)

@@ -271,6 +271,7 @@ def row(outcome: Outcome, rank: int) -> str:
     return rows[rank]
 
 
+@pytest.mark.case("notes/watchdog-timeout")
 def test_a_rank_that_sleeps(runs: dict[str, Run]) -> None:
     outcome = runs["sleeper"].outcome()
     check_all_ended(outcome)

@@ -73,6 +73,7 @@ def test_srun_in_such_a_shell_starts_tasks(step: dict[str, str]) -> None:
     assert read_world({**SLURM, **step}).launcher == "slurm"
 
 
+@pytest.mark.case("E2")
 @pytest.mark.parametrize(
     ("variables", "told"),
     [
@@ -113,6 +114,7 @@ def _agree(rank: int, url: str) -> list[str]:
     return [agree(here, "folder", lambda: f"folder by {rank}"), agree(here, "seed", lambda: f"seed by {rank}")]
 
 
+@pytest.mark.case("G1")
 def test_all_ranks_learn_what_rank_0_decided(tmp_path: Path) -> None:
     answers = run_ranks(3, _agree, f"file://{tmp_path}/store")
     assert answers == [["folder by 0", "seed by 0"]] * 3

@@ -99,6 +99,7 @@ def test_a_unet_is_told_channels_and_classes() -> None:
         Segmenter(UNet(1, 4, width=4, depth=1), 5, 1)
 
 
+@pytest.mark.case("notes/build-optimizer")
 def test_the_optimizer_gets_what_is_trainable() -> None:
     net = Returns()
     net.conv.bias.requires_grad_(False)
