@@ -20,8 +20,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from . import callbacks, data, models
+from .callbacks.accurate_batchnorm import AccurateBatchNorm
 from .callbacks.agreement import Agreement
-from .callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint, continues
+from .callbacks.checkpoint import RankZeroCheckpoint
+from .callbacks.checkpoint_io import AtomicCheckpointIO, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
 from .callbacks.pictures import PicturesCallback
@@ -289,7 +291,7 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
-            callbacks += [StartSummary(self.place.run), ProbeStep(), self._stop]
+            callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), self._stop]
             if config.logger is not False and not config.fast_dev_run:
                 callbacks += [LearningRateMonitor()]
         if self.subcommand == "predict":
