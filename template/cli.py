@@ -233,7 +233,12 @@ class SegmentationCLI(LightningCLI):
         user = config.callbacks or []
         user = user if isinstance(user, list) else [user]
         kwargs |= {
-            "callbacks": [Heartbeats(self.watchdog), *user, *self._callbacks(config, user)],
+            "callbacks": [
+                Heartbeats(self.watchdog),
+                *([ExactResume()] if self.subcommand == "fit" else []),
+                *user,
+                *self._callbacks(config, user),
+            ],
             "default_root_dir": str(self.place.verb),
             # Batches are dealt by the data module's own samplers.
             "use_distributed_sampler": False,

@@ -10,6 +10,7 @@ from torch import nn
 from .faults import NamedError
 from .probe import trainable_names
 from .recognize import Finding, recognize
+from .trainable import listed
 
 
 def diagnose(error: BaseException, module: nn.Module, rank: int, samples: str = "") -> NamedError | None:
@@ -42,10 +43,16 @@ def _unused(finding: Finding, module: nn.Module, rank: int, samples: str) -> Nam
     """DDP complains one step late, with parameter numbers at best."""
     names = _named(module, finding.names.get("index", ()))
     where = (finding.ranks or [rank])[0]
-    at = f", at the samples {samples}," if samples else ""
+    at = f", at the samples {samples}" if samples else ""
+    what = f"In an earlier step {names} got no gradient on rank {where}{at}, although the first step used them all."
+    return skipped_error(what, finding.fault.identifier)
+
+
+def skipped_error(what: str, identifier: str = "unused-parameters") -> NamedError:
+    """The named failure of parameters that a later step did not use."""
     return NamedError(
-        finding.fault.identifier,
-        f"In an earlier step {names} got no gradient on rank {where}{at} although the first step used them all.",
+        identifier,
+        what,
         cause="A branch of the network or of the loss was not taken for this rank's samples.",
         fix="Use the output in the loss of every step, with weight 0 where it does not count (loss + 0 * out.sum()), "
         "or set strategy.find_unused_parameters to true and strategy.static_graph to false.",
@@ -65,5 +72,4 @@ def _changed(finding: Finding, module: nn.Module) -> NamedError:
 def _named(module: nn.Module, indices: Sequence[str]) -> str:
     names = trainable_names(module)
     found = [names[int(index)] if int(index) < len(names) else f"parameter {index}" for index in indices]
-    more = f" and {len(found) - 10} more" if len(found) > 10 else ""
-    return ", ".join(found[:10]) + more if found else "some trainable parameters"
+    return listed(found) if found else "some trainable parameters"

@@ -24,12 +24,12 @@ from . import sync_batchnorm
 from .agreement import LoggedNames
 from .collectives import use_group
 from .devices import Gpu, check_own_gpu
-from .diagnose import diagnose
+from .diagnose import diagnose, skipped_error
 from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
 from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, sample_names, unused_error
 from .registration import check_registered
-from .trainable import Trainable
+from .trainable import Trainable, listed
 from .world import STARTUP_TIMEOUT, current_store
 
 # torch 2.14 deprecates `broadcast_buffers` in favour of the other name.
@@ -112,6 +112,7 @@ class SafeDDPStrategy(DDPStrategy):
         self.comm_hook = comm_hook
         self._groups: list[Any] = []
         self._trainable: Trainable | None = None
+        self._probed = False
         self.logged = LoggedNames()
         self._samples: tuple[str, str] = ("", "")
 
@@ -178,6 +179,7 @@ class SafeDDPStrategy(DDPStrategy):
             self._look_for_unused(module, batch)
         super().configure_ddp()
         self._trainable = Trainable(module)
+        self._probed = batch is not None
         if batch is not None:
             self._settle_buckets(batch)
 
@@ -261,7 +263,23 @@ class SafeDDPStrategy(DDPStrategy):
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._named_errors():
-            return super().backward(*args, **kwargs)
+            loss = super().backward(*args, **kwargs)
+        knobs = self._ddp_kwargs
+        if self._trainable and self._module().automatic_optimization:
+            if not knobs["find_unused_parameters"] and not knobs["static_graph"]:
+                self._check_gradients(self._trainable.without_gradient())
+        return loss
+
+    def _check_gradients(self, missing: list[str]) -> None:
+        # DDP would complain a step later, but Lightning's own collective at the step's end comes first, and this rank
+        # would wait in it for the others, which wait for this rank's gradients.
+        if not missing:
+            return
+        at = f", at the samples {self._samples[1]}" if self._samples[1] else ""
+        what = f"In step {self._module().global_step} {listed(missing)} got no gradient on rank {self.global_rank}{at}"
+        if self._probed:
+            raise skipped_error(f"{what}, although the first step used them all.")
+        raise NamedError("unused-parameters", f"{what}.")
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -45,15 +45,21 @@ class Trainable:
                 frozen.append(name)
         when = f"at epoch {epoch}, step {step}"
         if freed:
-            yield f"{_list(freed)} became trainable {when}: gradients are averaged over the ranks from now on."
+            yield f"{listed(freed)} became trainable {when}: gradients are averaged over the ranks from now on."
         if idle:
-            yield f"{_list(idle)} became trainable {when}, but no optimizer has them: their values stay as they are."
+            yield f"{listed(idle)} became trainable {when}, but no optimizer has them: their values stay as they are."
         if frozen:
-            yield f"{_list(frozen)} frozen {when}: DDP waits for these gradients no longer."
+            yield f"{listed(frozen)} frozen {when}: DDP waits for these gradients no longer."
+
+    def without_gradient(self) -> list[str]:
+        """Names of those that were trainable and have no gradient. Looks at no value, so a GPU is not waited for."""
+        flagged = zip(self._names, self._parameters, self._flags, strict=True)
+        return [name for name, parameter, trainable in flagged if trainable and parameter.grad is None]
 
     def _now(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters]
 
 
-def _list(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Names in a sentence, not more than ten of them."""
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")

@@ -86,6 +86,7 @@ class Segmenter(LightningModule):
         self.pad_to = pad_to
         self.channels_last = channels_last
         self._output_checked = False
+        self._settings: Settings | None = None
         self._score_by(default_regions(["background", *(f"class_{k}" for k in range(1, num_classes))]))
 
     def setup(self, stage: str) -> None:
@@ -118,7 +119,7 @@ class Segmenter(LightningModule):
 
     def on_train_start(self) -> None:
         """Let the configuration's settings win over those that a checkpoint brought back, and tell which."""
-        if not self.trainer.ckpt_path:  # whoever changed a setting meant it
+        if self._settings is None or not self.trainer.ckpt_path:  # whoever changed a setting meant it
             return
         configs = self.trainer.lr_scheduler_configs
         told = self._settings.restore(self.trainer.optimizers[0], configs[0].scheduler if configs else None)

@@ -29,7 +29,7 @@ def test_loaders_of_different_lengths_are_refused_before_the_epoch(tmp_path: Pat
 
 
 class Logs(Toy):
-    """Logs names in training (or in validation) that depend on the rank, as numbers 1, 100, …"""
+    """Logs names in training (or in validation) that depend on the rank, as the numbers 1 and 100."""
 
     def __init__(self, names: list[str], stage: str, on_step: bool = False) -> None:
         super().__init__()
