@@ -33,6 +33,7 @@ from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
+from .callbacks.thawed import ThawedLayers
 from .config.build_errors import unbuildable
 from .config.errors import Checker, refuse_strategy_name, refuse_unlogged
 from .config.parser import ConfigParser, own_names_first
@@ -296,7 +297,7 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
-            callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), self._stop]
+            callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), ThawedLayers(), self._stop]
             if config.logger is not False and not config.fast_dev_run:
                 callbacks += [LearningRateMonitor()]
         if self.subcommand == "predict":
