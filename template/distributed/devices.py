@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,3 +116,19 @@ def check_own_gpu(store: Store, rank: int, size: int, gpu: Gpu) -> None:
                 for number, seen in ((before, same), (other, found))
             )
         raise NamedError("duplicate-gpu", f"Ranks {before} and {other} both use {views}.")
+
+
+def avoid_detail(device: torch.device) -> None:
+    """Turn ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` down to INFO on the CPU, where it makes DDP crash (torch 2.14).
+
+    It is the advice of torch's own messages; what it would tell, this program tells by itself.
+    """
+    import torch.distributed as dist
+
+    if device.type == "cpu" and dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        dist.set_debug_level(dist.DebugLevel.INFO)
+        warnings.warn(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch crash in DDP on the CPU; INFO is used in its place. It is not "
+            "needed: unused parameters, and ranks in different collectives, are named without it.",
+            stacklevel=2,
+        )

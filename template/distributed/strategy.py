@@ -23,7 +23,7 @@ from typing_extensions import override
 from . import sync_batchnorm
 from .agreement import LoggedNames
 from .collectives import use_group
-from .devices import Gpu, check_own_gpu
+from .devices import Gpu, avoid_detail, check_own_gpu
 from .diagnose import diagnose, skipped_error
 from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
@@ -131,6 +131,7 @@ class SafeDDPStrategy(DDPStrategy):
         reset_seed()
         self.set_world_ranks()
         check_device(self.root_device.type, self._process_group_backend)
+        avoid_detail(self.root_device)
         self._process_group_backend = self._get_process_group_backend()
         # One process needs no address to meet at.
         store = current_store() or (dist.HashStore() if self.world_size == 1 else None)

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from template.callbacks.probe import ProbeStep
 from template.data.phantom import Phantom
+from template.distributed.environment import WorldEnvironment
 from template.distributed.faults import NamedError
+from template.distributed.strategy import SafeDDPStrategy
+from template.distributed.world import World
+from template.models.losses import CrossEntropyDice
 from template.models.segmenter import Segmenter
+from template.models.unet import UNet
 from tests import tiny
 from tests.distributed.test_strategy import fit
 from tests.ranks import run_ranks
@@ -92,3 +98,34 @@ def test_an_optimizer_of_a_layer_that_was_replaced_since_ends_the_run(tmp_path: 
     with pytest.raises(NamedError, match="the network has net.weight, net.bias, which no optimizer has") as caught:
         trainer.fit(module, datamodule=Phantom(train_cases=2, val_cases=1, test_cases=1, size=32, num_workers=0))
     assert caught.value.identifier == "optimizer-parameters"
+
+
+def _fit_in_detail(rank: int, folder: str) -> Any:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # what the variable does when torch is imported
+    with pytest.warns(UserWarning, match="TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch crash"):
+        return fit(rank, 2, folder)["scores"]
+
+
+@pytest.mark.case("C10", "notes/debug-levels")
+def test_the_debug_level_that_crashes_ddp_on_the_cpu_does_no_harm(tmp_path: Path) -> None:
+    one, other = run_ranks(2, _fit_in_detail, str(tmp_path))
+    assert one == pytest.approx(other, nan_ok=True)
+
+
+@pytest.mark.case("notes/set-device")
+def test_each_process_has_the_gpu_of_its_local_rank() -> None:
+    strategy = SafeDDPStrategy()
+    strategy.parallel_devices = [torch.device("cuda", index) for index in range(4)]
+    for local_rank in range(4):
+        strategy.cluster_environment = WorldEnvironment(World(4 + local_rank, 8, local_rank, 4, "torchrun"))
+        assert strategy.root_device == torch.device("cuda", local_rank)
+        assert strategy.determine_ddp_device_ids() == [local_rank]
+
+
+@pytest.mark.case("notes/loss-device")
+def test_weights_of_the_loss_move_with_the_network() -> None:
+    module = Segmenter(UNet(width=4, depth=2), 3, 1, loss=CrossEntropyDice(class_weights=[1, 2, 3]))
+    module.to("meta")
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    assert "loss.class_weights" in tensors
+    assert {value.device.type for value in tensors.values()} == {"meta"}
