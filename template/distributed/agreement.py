@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch import Trainer
 
 from .collectives import group, world_size
 from .faults import NamedError
+from .world import current_store
 
 
 def gathered(value: Any) -> list[Any]:
@@ -33,6 +35,25 @@ def ranks(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def told_by_all(key: str, text: str, seconds: float = 3.0) -> dict[int, str]:
+    """What each rank has to tell, of those that tell it within some seconds; no collective, so that none must come.
+
+    Args:
+        key: Of the question, asked once in a run.
+        text: What this rank tells.
+        seconds: Longest wait for the others.
+    """
+    if world_size() == 1:
+        return {0: text}
+    store: Any = current_store() or dist.distributed_c10d._get_default_store()
+    rank, keys = dist.get_rank(), [f"told/{key}/{rank}" for rank in range(world_size())]
+    store.set(keys[rank], text)
+    deadline = time.monotonic() + seconds
+    while not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {rank: store.get(key).decode() for rank, key in enumerate(keys) if store.check([key])}
 
 
 class LoggedNames:

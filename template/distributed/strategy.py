@@ -265,10 +265,9 @@ class SafeDDPStrategy(DDPStrategy):
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._named_errors():
             loss = super().backward(*args, **kwargs)
-        knobs = self._ddp_kwargs
-        if self._trainable and self._module().automatic_optimization:
-            if not knobs["find_unused_parameters"] and not knobs["static_graph"]:
-                self._check_gradients(self._trainable.without_gradient())
+        allowed = self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"]
+        if self._trainable and self._module().automatic_optimization and not allowed:
+            self._check_gradients(self._trainable.without_gradient())
         return loss
 
     def _check_gradients(self, missing: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -13,11 +12,14 @@ from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from ..distributed.alarm import alarm_of
 from ..distributed.collectives import local_sums
 from ..distributed.faults import NamedError
 from ..labels import default_regions
+from .finite import LossWatch
 from .losses import CrossEntropyDice
 from .metrics import MeanLoss, SegmentationScores
+from .misfit import refused_images
 from .resumed import Settings
 
 Batch = dict[str, Any]
@@ -87,6 +89,7 @@ class Segmenter(LightningModule):
         self.channels_last = channels_last
         self._output_checked = False
         self._settings: Settings | None = None
+        self._loss_watch = LossWatch()
         self._score_by(default_regions(["background", *(f"class_{k}" for k in range(1, num_classes))]))
 
     def setup(self, stage: str) -> None:
@@ -168,13 +171,8 @@ class Segmenter(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Log and return :meth:`training_loss`."""
-        loss = self.training_loss(batch)
-        # On a GPU each look waits for it, so not in every step.
-        if (loss.device.type == "cpu" or batch_idx % 50 == 0) and not torch.isfinite(loss):
-            cases = ", ".join(case.name for case in batch.get("case", ()))
-            raise NamedError(
-                "loss-not-finite", f"The loss is {loss.item()} in step {self.global_step}, at the samples {cases}."
-            )
+        loss, output = self._loss_and_output(batch)
+        self._loss_watch.look(loss, output, batch, self.global_step)
         # The loss is already global: nothing is left for Lightning to synchronise.
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(batch["mask"]))
         return loss
@@ -188,10 +186,21 @@ class Segmenter(LightningModule):
         Returns:
             The loss over the global micro-batch, scalar.
         """
+        return self._loss_and_output(batch)[0]
+
+    def on_train_end(self) -> None:
+        """Look at the last loss."""
+        self._loss_watch.settle()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep no weights that a loss has spoilt."""
+        self._loss_watch.settle()
+
+    def _loss_and_output(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs, mask = self(batch["image"]), batch["mask"].long()
         weights = [self.aux_weight**i for i in range(len(outputs))]
         losses = [w * self.loss(*_same_size(out, mask)) for w, out in zip(weights, outputs, strict=True)]
-        return torch.stack(losses).sum() / sum(weights)
+        return torch.stack(losses).sum() / sum(weights), outputs[0]
 
     def validation_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
         """Score a batch; see :meth:`_evaluate`."""
@@ -248,7 +257,9 @@ class Segmenter(LightningModule):
         try:
             outputs = _outputs(self.net(image))
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-            raise self._refused_images(image, error) from error
+            if alarm_of(error) is not None:  # the network's own collectives: it is another rank that failed
+                raise
+            raise refused_images(self.net, image, self.in_channels, error, __file__) from error
         if not outputs or outputs[0].ndim != image.ndim or outputs[0].shape[:2] != (len(image), self.num_classes):
             found = list(outputs[0].shape) if outputs else "no tensor"
             raise NamedError(
@@ -262,38 +273,6 @@ class Segmenter(LightningModule):
             )
         self._output_checked = True
         return outputs
-
-    def _refused_images(self, image: Tensor, error: Exception) -> NamedError:
-        """What to change where the network's first forward pass fails."""
-        reason = " ".join(str(error).split()[:60]).rstrip(".") or type(error).__name__
-        # torch's own words, the same since 1.0
-        expected = re.search(r"to have (\d+) channels, but got (\d+) channels", reason)
-        cause = "It may ask for another number of channels or axes, or for sizes that are a multiple of some number."
-        fix = "Set its init_args to fit the images, or model.pad_to for the sizes."
-        if image.shape[1] != self.in_channels:
-            cause = (
-                f"data.preprocess makes {image.shape[1]} channels out of the {self.in_channels} of data.in_channels."
-            )
-            fix = "Remove the transform, or use a network that is not told data.in_channels."
-        elif expected and expected[2] == str(image.shape[1]):
-            cause = f"It is built for {expected[1]} channels, and the images have {expected[2]}."
-            fix = "Set the channel argument in model.net.init_args (in_channels, in_chans)"
-            fix += ", or make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess." * (
-                expected[2] == "1"
-            )
-        elif "divisible" in reason:
-            cause, fix = "Its encoder halves the image several times.", "Set model.pad_to: 32, or the number it names."
-        elif "Expected more than 1 value per channel" in reason:
-            cause, fix = (
-                "BatchNorm of one pixel has no variance.",
-                "Use larger images, or two or more in data.batch_size.",
-            )
-        return NamedError(
-            "network-output",
-            f"The network {type(self.net).__name__} fails on its first batch of images {list(image.shape)}: {reason}.",
-            cause=cause,
-            fix=fix,
-        )
 
 
 def _configured(key: str, make: Callable[[Any], Any], argument: Any) -> Any:

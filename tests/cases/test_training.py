@@ -262,3 +262,83 @@ def test_so_are_those_of_a_resumed_run(how: str, tmp_path: Path) -> None:
     for whole, resumed in run_ranks(2, _resumed, str(tmp_path), how):
         for name in whole:
             assert torch.equal(whole[name], resumed[name]), name
+
+
+class Spoils(Callback):
+    """Ignores all pixels of rank 1 in its second batch, or makes its image infinite."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1 and batch_idx == 1:
+            batch[self.what][0 if self.what == "image" else slice(None)] = {"image": float("inf"), "mask": 255}[
+                self.what
+            ]
+
+
+def _spoilt(rank: int, folder: str, what: str, loss: nn.Module | None) -> Any:
+    run = trainer(2, folder, Spoils(what), max_epochs=1)
+    module = Segmenter(UNet(width=4, depth=2), 3, 1, loss=loss)
+    try:
+        run.fit(module, datamodule=data())
+    except NamedError as error:
+        return error
+    except RuntimeError:  # the other rank's connection is closed
+        return None
+    return weights(module)
+
+
+@pytest.mark.case("A4")
+def test_a_rank_without_a_labelled_pixel_spoils_nothing(tmp_path: Path) -> None:
+    one, other = run_ranks(2, _spoilt, str(tmp_path), "mask", None)
+    for name in one:
+        assert one[name].isfinite().all(), name
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.case("A4")
+def test_a_loss_of_all_ranks_names_the_rank_and_sample_that_spoils_it(tmp_path: Path) -> None:
+    for error in run_ranks(2, _spoilt, str(tmp_path), "image", None):
+        assert error.identifier == "loss-not-finite"
+        assert "in step 1, at the samples train_000" in error.what
+        assert error.what.count("train_") == 1
+        assert error.what.endswith(" of rank 1, whose images are not finite.")
+
+
+@pytest.mark.case("A4")
+def test_a_loss_of_the_ranks_own_names_the_rank_and_its_samples(tmp_path: Path) -> None:
+    _, error = run_ranks(2, _spoilt, str(tmp_path), "mask", nn.CrossEntropyLoss(ignore_index=255))
+    assert error.identifier == "loss-not-finite"
+    assert error.what.startswith("The loss is nan in step 1, at the samples train_000")
+    assert error.what.endswith(" of rank 1.")
+    assert "zero where nothing is labelled" in error.fix
+
+
+class Buggy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        if torch.distributed.get_rank() == 1:
+            raise ValueError("odd")  # here
+        return self.conv(image)
+
+
+def _buggy(rank: int, folder: str) -> NamedError | None:
+    run = trainer(2, folder, max_epochs=1)
+    try:
+        run.fit(Segmenter(Buggy(), 3, 1), datamodule=data())
+    except NamedError as error:
+        return error
+    except RuntimeError:  # the other rank's connection is closed
+        return None
+    raise AssertionError
+
+
+def test_an_exception_in_the_network_names_rank_and_line(tmp_path: Path) -> None:
+    error = run_ranks(2, _buggy, str(tmp_path))[1]
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# here"))
+    assert error.what.startswith("The network Buggy fails on its first batch of images [2, 1, 32, 32] on rank 1: Value")
+    assert error.what.endswith(f'test_training.py:{line} forward: raise ValueError("odd")  # here.')

@@ -1,0 +1,54 @@
+"""Why a network does not take the images."""
+
+from __future__ import annotations
+
+import re
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..distributed.collectives import world_size
+from ..distributed.faults import NamedError
+from ..distributed.raised import raised_at
+
+
+def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Exception, caller: str) -> NamedError:
+    """What to change where a network's first forward pass fails.
+
+    Args:
+        net: The network.
+        image: Float [N, C, *S], what it was given.
+        in_channels: What it was told.
+        error: What it raised.
+        caller: File that called it.
+    """
+    reason = " ".join(str(error).split()[:60]).rstrip(".") or type(error).__name__
+    place = raised_at(error, but=caller)
+    rank = f" on rank {dist.get_rank()}" if world_size() > 1 else ""
+    # torch's own words, the same since 1.0
+    expected = re.search(r"to have (\d+) channels, but got (\d+) channels", reason)
+    cause = "It may ask for another number of channels or axes, or for sizes that are a multiple of some number."
+    fix = "Set its init_args to fit the images, or model.pad_to for the sizes."
+    if image.shape[1] != in_channels:
+        cause = f"data.preprocess makes {image.shape[1]} channels out of the {in_channels} of data.in_channels."
+        fix = "Remove the transform, or use a network that is not told data.in_channels."
+    elif expected and expected[2] == str(image.shape[1]):
+        cause = f"It is built for {expected[1]} channels, and the images have {expected[2]}."
+        fix = "Set the channel argument in model.net.init_args (in_channels, in_chans)"
+        fix += ", or make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess." * (
+            expected[2] == "1"
+        )
+    elif "divisible" in reason:
+        cause, fix = "Its encoder halves the image several times.", "Set model.pad_to: 32, or the number it names."
+    elif "Expected more than 1 value per channel" in reason:
+        cause, fix = (
+            "BatchNorm of one pixel has no variance.",
+            "Use larger images, or two or more in data.batch_size.",
+        )
+    return NamedError(
+        "network-output",
+        f"The network {type(net).__name__} fails on its first batch of images {list(image.shape)}{rank}: "
+        f"{type(error).__name__}: {reason}{f', at {place}' if place else ''}.",
+        cause=cause,
+        fix=fix,
+    )
