@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,12 +76,19 @@ def decide_place(experiment: Path, verb: str, checkpoint: str | None) -> Place:
         if found is None and not fit:
             raise NamedError("no-checkpoint", f"No run in '{experiment}' holds a checkpoint.", cause="")
         checkpoint = str(found) if found else None
-    elif checkpoint and "://" not in checkpoint and not Path(checkpoint).is_file():
-        raise NamedError("no-checkpoint", f"The checkpoint '{checkpoint}' does not exist.", cause="")
+    elif checkpoint and "://" not in checkpoint:
+        file = Path(checkpoint)
+        if not file.is_file():
+            raise NamedError("no-checkpoint", f"The checkpoint '{checkpoint}' does not exist.", cause="")
+        if file.suffix == ".ckpt" and (broken := damage(file)):
+            raise damaged(file, broken)
     run = run_of(Path(checkpoint)) if checkpoint else None
     if run is None or (fit and run.parent != experiment.resolve()):
         run = claim_folder(experiment, "version")
     run = relative_to_here(run)
+    if fit:
+        for leftover in (run / CHECKPOINTS).glob(".*.part"):
+            leftover.unlink(missing_ok=True)
     return Place(run, run if fit else claim_folder(run, verb), checkpoint)
 
 
@@ -128,24 +139,69 @@ def find_checkpoint(experiment: Path, which: str) -> Path | None:
     Returns:
         The file, or None where no run has one.
     """
+    passed: list[str] = []
     for _, run in numbered_folders(experiment, "version"):
-        folder = run / CHECKPOINTS
-        last = folder / LAST
-        files = sorted(folder.glob("*.ckpt"), key=lambda file: file.stat().st_mtime, reverse=True)
-        whole = [file for file in files if is_whole(file)]
-        if not whole:
-            continue
-        if which == "best":
-            best = _recorded_best(next((file for file in [last, *whole] if file in whole), whole[0]))
-            if best is not None and folder / best in whole:
-                return folder / best
-        return last if last in whole else whole[0]
+        for file in _in_order(run / CHECKPOINTS, which):
+            broken = damage(file)
+            if broken is None:
+                if passed:
+                    print(f"{passed[0]}; going on from '{relative_to_here(file)}'.", file=sys.stderr, flush=True)
+                return file
+            passed.append(f"'{relative_to_here(file)}' is damaged, {broken}")
+    if passed:
+        raise NamedError(
+            "checkpoint-unreadable",
+            f"{passed[0]}, and no run in '{experiment}' holds another checkpoint.",
+            cause="A disk that fails, or a copy that was interrupted: the program itself never leaves half a file.",
+            fix="Bring a whole file back, or remove the damaged one to begin anew.",
+        )
     return None
 
 
-def is_whole(file: Path) -> bool:
-    """Whether a checkpoint was written to its end: its directory, which torch writes last, is there."""
-    return file.is_file() and zipfile.is_zipfile(file)
+def _in_order(folder: Path, which: str) -> Iterator[Path]:
+    """Checkpoints of a run, the wanted one first, then by age."""
+    last = folder / LAST
+    files = sorted(folder.glob("*.ckpt"), key=lambda file: (file != last, -file.stat().st_mtime))
+    if which == "best":
+        recorded = next((name for file in files if (name := _recorded_best(file))), None)
+        files.sort(key=lambda file: file.name != recorded)
+    yield from files
+
+
+def damage(file: Path) -> str | None:
+    """What is wrong with a checkpoint; None where all its bytes are those that were written.
+
+    torch writes a ZIP archive, whose directory comes last, but does not look at its checksums when it loads one.
+    """
+    size = file.stat().st_size
+    if size == 0:
+        return "it is empty"
+    if not zipfile.is_zipfile(file):
+        return f"it is cut off at {size} bytes"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+    # zipfile meets flipped bytes with whatever their values lead it to.
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+        return f"not a whole archive: {error}"
+    return f"the checksum of its entry '{broken}' is wrong" if broken else None
+
+
+def damaged(file: Path, broken: str) -> NamedError:
+    """The named failure of a damaged checkpoint."""
+    return NamedError("checkpoint-unreadable", f"The checkpoint '{file}' is damaged: {broken}.", "", alternative(file))
+
+
+def alternative(file: Path) -> str:
+    """The newest whole checkpoint beside one that is of no use, as what to do."""
+    others = sorted(file.parent.glob("*.ckpt"), key=lambda other: other.stat().st_mtime, reverse=True)
+    whole = next((other for other in others if other != file and damage(other) is None), None)
+    return f"Use '{whole}', the newest whole one beside it." if whole else "There is no whole one beside it."
+
+
+def part_of(target: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -158,9 +214,11 @@ def run_of(checkpoint: Path) -> Path | None:
 def _recorded_best(checkpoint: Path) -> str | None:
     import torch  # only when a checkpoint is read: this module is imported by commands that need no torch
 
-    states: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get(
-        "callbacks", {}
-    )
-    paths = [state.get("best_model_path") for state in states.values() if isinstance(state, dict)]
+    try:
+        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        states = content.get("callbacks", {}).values()
+    except Exception:  # noqa: BLE001  # whatever a damaged file leads to: it names no best
+        return None
+    paths = [state.get("best_model_path") for state in states if isinstance(state, dict)]
     # Only the name: the run's folder may have been moved since.
     return next((Path(path).name for path in paths if path), None)

@@ -13,10 +13,10 @@ from template.runs import (
     CHECKPOINTS,
     Place,
     claim_folder,
+    damage,
     decide_place,
     experiment_folder,
     find_checkpoint,
-    is_whole,
     numbered_folders,
     relative_to_here,
     run_of,
@@ -94,7 +94,7 @@ def test_a_run_without_a_whole_checkpoint_is_passed_over(tmp_path: Path) -> None
     cut = checkpoint(tmp_path / "version_1", "last.ckpt")
     cut.write_bytes(cut.read_bytes()[:-100])
     (tmp_path / "version_2").mkdir()
-    assert not is_whole(cut)
+    assert damage(cut)
     assert find_checkpoint(tmp_path, "last") == whole
     assert find_checkpoint(tmp_path, "best") == whole
 
@@ -123,7 +123,6 @@ def test_nothing_to_find(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path / "nowhere", "last") is None
     (tmp_path / "version_0" / CHECKPOINTS).mkdir(parents=True)
     assert find_checkpoint(tmp_path, "best") is None
-    assert not is_whole(tmp_path / "version_0" / CHECKPOINTS)
 
 
 def test_the_run_of_a_checkpoint(tmp_path: Path) -> None:

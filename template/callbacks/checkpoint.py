@@ -1,157 +1,42 @@
-"""Checkpoints: written by rank 0 alone, never half-written, of plain types only."""
+"""When checkpoints are written: only where a run that resumes from one is the run that was never stopped."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
-from ..distributed.faults import NamedError
-from ..runs import LAST, is_whole
-
-_PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, type(None))
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a name beside the target, flushes to disk, renames: a kill or a full disk leaves the old file whole."""
-
-    @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
-        """Write a checkpoint; Lightning calls this on rank 0 alone.
-
-        Raises:
-            NamedError: It holds something that ``torch.load(weights_only=True)`` refuses, or cannot be written.
-        """
-        refuse_objects(checkpoint)
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-            _flush_folder(target.parent)
-        # torch reports a full disk as a RuntimeError of its zip writer.
-        except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise NamedError("folder-not-writable", f"The checkpoint '{target}' cannot be written: {error}.") from error
-
-    @override
-    def load_checkpoint(
-        self, path: _PATH, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Load a checkpoint without running any code in it.
-
-        Keys that begin with ``module.``, as DataParallel and DDP write them, are taken without it. A file that holds
-        the weights of a bare network becomes a checkpoint of the segmenter around it.
-
-        Raises:
-            NamedError: The file is missing, damaged, or would run code on loading.
-        """
-        file = Path(path)
-        if not file.is_file():
-            raise NamedError("no-checkpoint", f"The checkpoint '{file}' does not exist.")
-        try:
-            content = torch.load(file, map_location=map_location, weights_only=True)
-        except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            damaged = f"It is {'whole, but not a file of plain weights' if is_whole(file) else 'damaged or cut off'}."
-            raise NamedError(
-                "checkpoint-unreadable", f"The checkpoint '{file}' cannot be loaded: {reason}", cause=damaged
-            ) from error
-        return normalize(content, file)
-
-
-def normalize(content: Any, file: Path) -> dict[str, Any]:
-    """Bring what people call a checkpoint into Lightning's form.
-
-    Args:
-        content: What ``torch.load`` returned.
-        file: For messages.
-
-    Returns:
-        A checkpoint with ``state_dict`` keys as the segmenter has them.
-
-    Raises:
-        NamedError: There are no weights in it.
-    """
-    if not isinstance(content, Mapping):
-        raise NamedError(
-            "checkpoint-unreadable", f"The checkpoint '{file}' holds a {type(content).__name__}, not weights."
-        )
-    wrapped = next((key for key in ("state_dict", "model_state_dict", "model") if _is_weights(content.get(key))), None)
-    weights = content[wrapped] if wrapped else content
-    if not _is_weights(weights):
-        raise NamedError("checkpoint-unreadable", f"The checkpoint '{file}' holds no weights.")
-    weights = {name.removeprefix("module.").replace(".module.", "."): value for name, value in weights.items()}
-    if not any(name.startswith("net.") for name in weights):
-        weights = {f"net.{name}": value for name, value in weights.items()}
-    rest = {key: value for key, value in content.items() if key != wrapped} if wrapped else {}
-    # Lightning takes a checkpoint without its version for one of release 0.1 and migrates it.
-    version = {"pytorch-lightning_version": rest.get("pytorch-lightning_version", "2.0.0")}
-    return {**rest, **version, "state_dict": weights}
-
-
-def continues(path: str, module: LightningModule) -> bool:
-    """Whether a fit can go on from a checkpoint; one of bare weights gives them to the module, to begin anew with.
-
-    Args:
-        path: The checkpoint.
-        module: Takes the weights.
-
-    Raises:
-        NamedError: The file cannot be loaded, or holds the weights of another network.
-    """
-    content = AtomicCheckpointIO().load_checkpoint(path, map_location="cpu")
-    if "optimizer_states" in content:
-        return True
-    module.load_state_dict(content["state_dict"])
-    rank_zero_info(f"The weights are those of '{path}', which has no state of a training: it begins anew.")
-    return False
-
-
-def refuse_objects(content: Any, where: str = "") -> None:
-    """Refuse whatever ``torch.load(weights_only=True)`` could not load again, and name its place.
-
-    Raises:
-        NamedError: Something is no plain type.
-    """
-    if isinstance(content, Mapping):
-        for key, value in content.items():
-            refuse_objects(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(content, (list, tuple, set)):
-        for number, value in enumerate(content):
-            refuse_objects(value, f"{where}[{number}]")
-    elif not isinstance(content, _PLAIN):
-        raise NamedError(
-            "checkpoint-not-plain",
-            f"The checkpoint's entry '{where}' is a {type(content).__module__}.{type(content).__qualname__}.",
-        )
+from ..distributed.stop import Stopped
+from ..runs import LAST
+from .checkpoint_io import check_room
+from .history import log_now
 
 
 class RankZeroCheckpoint(ModelCheckpoint):
     """Keeps ``last.ckpt`` and the best checkpoints by the monitored metric in the run's folder.
+
+    Checkpoints inside of an epoch are ``last.ckpt`` alone. Where one cannot be resumed exactly (inside an accumulation
+    window, at an epoch's last batch, before a validation that is due), it waits for the next place where it can.
 
     Args:
         monitor: Metric that decides which is best.
         mode: Whether more (``max``) or less (``min``) is better.
         save_top_k: How many of the best to keep.
         every_n_epochs: Epochs between two checkpoints.
+        every_n_train_steps: Optimizer steps between two checkpoints; 0: at the end of epochs alone.
+        every_n_minutes: Minutes of rank 0's clock between two checkpoints; 0: at the end of epochs alone.
 
     The command line sets ``dirpath`` to the run's ``checkpoints``.
+
+    Attributes:
+        save_soon: Save at the next place that allows it; the same on all ranks.
+        stop_signal: Save at the next place that allows it and stop, as this signal asks; the same on all ranks.
+        validation_is_due: Whether the checkpoint that is being written is of the inside of a validation.
     """
 
     def __init__(
@@ -160,6 +45,8 @@ class RankZeroCheckpoint(ModelCheckpoint):
         mode: Literal["max", "min"] = "max",
         save_top_k: int = 1,
         every_n_epochs: int = 1,
+        every_n_train_steps: int = 0,
+        every_n_minutes: float = 0,
     ) -> None:
         super().__init__(
             filename=f"best-{{epoch:03d}}-{monitor.replace('/', '_')}={{{monitor}:.4f}}",
@@ -170,8 +57,22 @@ class RankZeroCheckpoint(ModelCheckpoint):
             every_n_epochs=every_n_epochs,
             # Not at the end of the validation: Lightning would resume from there an epoch too late.
             save_on_train_epoch_end=True,
+            # A run that was killed between its best and its last checkpoint writes the same best again.
+            enable_version_counter=False,
         )
+        self.save_soon = False
+        self.stop_signal: int | None = None
         self._every = every_n_epochs
+        self._steps = every_n_train_steps
+        self._minutes = every_n_minutes
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+        self.validation_is_due = False
+        self._outdated: list[str] = []
+
+    def is_time(self) -> bool:
+        """Whether a checkpoint is due by the clock of this process."""
+        return self._minutes > 0 and time.monotonic() - self._saved_at >= 60 * self._minutes
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -182,23 +83,99 @@ class RankZeroCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find out that there is no room before an hour of training is lost."""
+        super().on_train_start(trainer, pl_module)
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        if trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False):
+            check_room(Path(str(self.dirpath)), pl_module, copies=max(0, self.save_top_k) + 2)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Inside an epoch."""
+        step = trainer.global_step
+        if self._steps and step % self._steps == 0 and step != self._saved_step:
+            self.save_soon = True
+        if self._wanted(trainer) and _between_steps(trainer, batch_idx) and not _validation_due(trainer, batch_idx):
+            self._save_last(trainer)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After a validation inside an epoch."""
+        batch_idx = trainer.fit_loop.epoch_loop.batch_idx
+        inside = not trainer.sanity_checking and not trainer.is_last_batch
+        if inside and self._wanted(trainer) and _between_steps(trainer, batch_idx):
+            self._save_last(trainer)
+
+    @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the best, and then the last, whatever its score: ``save_last`` would write it with a new best alone."""
+        log_now(trainer)
         super().on_train_epoch_end(trainer, pl_module)
         done = trainer.current_epoch + 1
-        if not getattr(trainer, "fast_dev_run", False) and (done % self._every == 0 or done == trainer.max_epochs):
-            trainer.save_checkpoint(str(Path(str(self.dirpath)) / LAST))
+        at_end = done % self._every == 0 or done == trainer.max_epochs
+        if self._wanted(trainer) or (at_end and not getattr(trainer, "fast_dev_run", False)):
+            self._save_last(trainer)
+
+    def stop_in_validation(self, trainer: Trainer) -> None:
+        """Save on all ranks, inside of a validation that the resumed run begins anew, and stop.
+
+        Raises:
+            Stopped: Always.
+        """
+        if _between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+            self.validation_is_due = True
+            self._save_last(trainer)
+        rank_zero_info(f"Stopped in the validation after step {trainer.global_step}. Resume with --ckpt_path last.")
+        raise Stopped(self.stop_signal or 0)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let a run that resumes from the inside of a validation begin with it.
+
+        Lightning takes counters where a batch is begun and not done for an interrupted validation. Its scores live in
+        memory, so it starts at its first batch.
+        """
+        if self.validation_is_due:
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+            done = progress["total"]["completed"] - progress["current"]["completed"]
+            progress["total"] |= {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
+            progress["current"] |= dict.fromkeys(progress["current"], 0)
+            progress["is_last_batch"] = False
+
+    @override
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        # Not before a last.ckpt is written that no longer names it as the best.
+        self._outdated.append(filepath)
+
+    def _wanted(self, trainer: Trainer) -> bool:
+        return (self.save_soon or self.stop_signal is not None) and not getattr(trainer, "fast_dev_run", False)
+
+    def _save_last(self, trainer: Trainer) -> None:
+        """Save, on all ranks; and stop, if that was asked for."""
+        log_now(trainer)
+        trainer.save_checkpoint(str(Path(str(self.dirpath)) / LAST))
+        for path in self._outdated:
+            super()._remove_checkpoint(trainer, path)
+        self._outdated.clear()
+        self.save_soon, self._saved_at, self._saved_step = False, time.monotonic(), trainer.global_step
+        if self.stop_signal is not None and not self.validation_is_due:
+            rank_zero_info(f"Stopped after step {trainer.global_step}. Resume with --ckpt_path last.")
+            raise Stopped(self.stop_signal)
 
 
-def _is_weights(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())
+def _between_steps(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether no gradients are accumulated: they are in no checkpoint."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the file system allows to open a folder."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _validation_due(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether Lightning would resume after a validation that has not taken place, or an epoch later."""
+    every: Any = trainer.val_check_batch  # set by the fit loop
+    if trainer.is_last_batch:
+        return True
+    if trainer.check_val_every_n_epoch is None:
+        batch_idx = trainer.fit_loop.epoch_loop.total_batch_idx
+    return isinstance(every, int) and (batch_idx + 1) % every == 0

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from typing_extensions import override
+
+from .events import rewind
+
+#: Columns that every row may have.
+_OF_ROWS = ("step", "epoch")
+
+
+class Ledger:
+    """The last step at which each metric was logged: it decides what is new, and what a resumed run takes back.
+
+    Attributes:
+        last: Step by the name of the metric.
+        others: Last step of what is logged past the ledger, such as pictures.
+    """
+
+    def __init__(self, last: Mapping[str, int] | None = None, others: int = -1) -> None:
+        self.last = dict(last or {})
+        self.others = others
+
+    def enter(self, metrics: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+        """Metrics that were not logged at this step or later; a checkpoint makes Lightning log some earlier."""
+        if step is None:
+            return dict(metrics)
+        new = {name: value for name, value in metrics.items() if step > self.last.get(name, -1)}
+        self.last.update(dict.fromkeys(new, step))
+        return new
+
+    def holds(self, name: str, step: int) -> bool:
+        """Whether an entry was there when this ledger was written."""
+        return step <= self.last.get(name, self.others)
 
 
 class _KeepingWriter(ExperimentWriter):
@@ -23,9 +56,18 @@ class _KeepingWriter(ExperimentWriter):
             with file.open(encoding="utf-8", newline="") as rows:
                 self.metrics_keys = next(csv.reader(rows), [])
 
+    @override
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        file = Path(self.metrics_file_path)
+        _write_rows(file, fieldnames, _read_rows(file))
+
 
 class HistoryCSVLogger(CSVLogger):
     """``metrics.csv`` in the run's folder."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.ledger = Ledger()
 
     @property
     @override
@@ -35,16 +77,101 @@ class HistoryCSVLogger(CSVLogger):
             self._experiment = _KeepingWriter(log_dir=self.log_dir)
         return self._experiment
 
+    @override
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # type: ignore[override]
+        new = self.ledger.enter({name: value for name, value in metrics.items() if name not in _OF_ROWS}, step)
+        if new:
+            super().log_metrics({**{name: metrics[name] for name in _OF_ROWS if name in metrics}, **new}, step)
+
+    def take_back(self, ledger: Ledger) -> None:
+        """Drop the cells, and rows without any, that are not in a ledger."""
+        self.ledger = Ledger(ledger.last, ledger.others)
+        file = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
+        if not file.is_file():
+            return
+        rows = _read_rows(file)
+        for row in rows:
+            dropped = [n for n in row if n not in _OF_ROWS and not ledger.holds(n, int(row["step"]))]
+            row.update(dict.fromkeys(dropped, ""))
+        kept = [row for row in rows if any(value for name, value in row.items() if name not in _OF_ROWS)]
+        _write_rows(file, list(rows[0]) if rows else [], kept)
+
 
 class HistoryTensorBoardLogger(TensorBoardLogger):
     """TensorBoard events in the run's folder, without an empty ``hparams.yaml``: ``config.yaml`` says it all."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.ledger = Ledger()
+
     @override
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        super().log_metrics(self.ledger.enter(metrics, step), step)
+
+    @override
+    @rank_zero_only
     def save(self) -> None:
         self.experiment.flush()
+
+    def take_back(self, ledger: Ledger) -> None:
+        """Drop the events that are not in a ledger."""
+        self.ledger = Ledger(ledger.last, ledger.others)
+        rewind(Path(self.log_dir), ledger.holds)
 
 
 def loggers(folder: Path) -> list[Logger]:
     """Loggers that write straight into a run's folder."""
     place: dict[str, Any] = {"save_dir": str(folder.parent), "name": "", "version": folder.name}
     return [HistoryTensorBoardLogger(**place, default_hp_metric=False), HistoryCSVLogger(**place)]
+
+
+def log_now(trainer: Trainer) -> None:
+    """Log what Lightning would log right after its hooks, and flush: a kill after a checkpoint leaves no gap then.
+
+    Lightning's own call comes later and brings nothing new.
+    """
+    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
+    if trainer.training and connector._first_loop_iter is not None:
+        connector.update_train_step_metrics()
+    elif trainer.training:
+        # As the fit loop does: an epoch's metrics stand at its last step.
+        loop._batches_that_stepped -= 1
+        connector.log_metrics(connector.metrics["log"])
+        loop._batches_that_stepped += 1
+    for logger in trainer.loggers:
+        logger.save()
+
+
+def entered(trainer: Trainer) -> dict[str, int]:
+    """Last step of each metric in the run's history."""
+    last: dict[str, int] = {}
+    for logger in trainer.loggers:
+        if isinstance(logger, (HistoryCSVLogger, HistoryTensorBoardLogger)):
+            last |= logger.ledger.last
+    return last
+
+
+def take_back(trainer: Trainer, ledger: Ledger) -> None:
+    """Drop from the run's history what came after a checkpoint; rank 0 alone has it."""
+    for logger in trainer.loggers:
+        if trainer.is_global_zero and isinstance(logger, (HistoryCSVLogger, HistoryTensorBoardLogger)):
+            logger.take_back(ledger)
+
+
+def _read_rows(file: Path) -> list[dict[str, str]]:
+    """Rows of a table, without one that a kill has cut off."""
+    with file.open(encoding="utf-8", newline="") as text:
+        lines = text.read().splitlines(keepends=True)
+    whole = lines if not lines or lines[-1].endswith("\n") else lines[:-1]
+    return list(csv.DictReader(whole))
+
+
+def _write_rows(file: Path, names: list[str], rows: list[dict[str, str]]) -> None:
+    """Write a table beside the old one, and put it in its place: a kill leaves one of them."""
+    part = file.with_name(f".{file.name}.part")
+    with part.open("w", encoding="utf-8", newline="") as text:
+        writer = csv.DictWriter(text, fieldnames=names)
+        writer.writeheader()
+        writer.writerows(rows)
+    part.replace(file)

@@ -20,6 +20,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from .events import rewind
+
 LOG_FILE = "output.log"
 ERROR_FILE = "error.txt"
 #: Colours and cursor movements of a terminal: control sequences of ECMA-48.
@@ -124,9 +126,18 @@ class RankLogs(Callback):
         self.folder = folder
         self._writer: SummaryWriter | None = None
         self._ended = self._started = 0.0
+        self._norm = 0.0
+        self._logged = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the rank's event file."""
+        """Open the rank's event file, after a resume without what came after the checkpoint."""
+        step = self._logged = trainer.global_step
+        folders = [self.folder]
+        if trainer.is_global_zero:  # of ranks that this run no longer has
+            numbers = ((re.fullmatch(r"rank_(\d+)", path.name), path) for path in self.folder.parent.glob("rank_*"))
+            folders += [path for match, path in numbers if match and int(match[1]) >= trainer.world_size]
+        for folder in folders:
+            rewind(folder, lambda _, logged: logged <= step)
         self._writer = SummaryWriter(str(self.folder))
         self._ended = time.perf_counter()
 
@@ -135,25 +146,28 @@ class RankLogs(Callback):
         self._started = time.perf_counter()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Log the gradient norm, after DDP's average: it is the same on every rank, or something is wrong."""
-        if self._writer is not None and self._due(trainer):
+        """Take the gradient norm, after DDP's average: it is the same on every rank, or something is wrong."""
+        if self._due(trainer, trainer.global_step + 1):
             grads = [p.grad for p in pl_module.parameters() if p.grad is not None]
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in grads]))
-            self._writer.add_scalar("rank/gradient_norm", norm.item(), trainer.global_step)
+            self._norm = norm.item()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log times and memory every ``trainer.log_every_n_steps``."""
-        now = time.perf_counter()
-        if self._writer is not None and self._due(trainer):
+        """Log every ``trainer.log_every_n_steps``, and flush: a kill after a checkpoint leaves no gap then."""
+        now, step = time.perf_counter(), trainer.global_step
+        if self._writer is not None and self._due(trainer, step):
+            self._logged = step
             values = {
                 "rank/step_ms": (now - self._started) * 1e3,
                 "rank/data_wait_ms": (self._started - self._ended) * 1e3,
+                "rank/gradient_norm": self._norm,
                 "rank/memory_mib": _memory_mib(),
             }
             for name, value in values.items():
-                self._writer.add_scalar(name, value, trainer.global_step)
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
         self._ended = now
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -162,10 +176,10 @@ class RankLogs(Callback):
             self._writer.close()
             self._writer = None
 
-    @staticmethod
-    def _due(trainer: Trainer) -> bool:
+    def _due(self, trainer: Trainer, step: int) -> bool:
         every: int = getattr(trainer, "log_every_n_steps", 0)  # set by Lightning's logger connector
-        return every > 0 and trainer.global_step % every == 0
+        # Inside an accumulation window the step is still that of the window before.
+        return every > 0 and step % every == 0 and step > self._logged
 
 
 def _memory_mib() -> float:

@@ -1,17 +1,21 @@
-"""Stopping on a signal: all ranks after the same step, without a collective in every step."""
+"""Stopping and saving together: all ranks after the same step, without a collective and without a look at a clock."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_KEY = "stop/after"
-#: Seconds between two looks at the store, far below the notice that a stop is given.
-_POLL = 0.1
+Order = Literal["", "save", "stop"]
+_ASKED = "stop/asked"
+#: Seconds of training from one order to the next: what a rank that is told to stop has to wait at most.
+_INTERVAL = 0.5
+#: Longest pause between two looks at the store of a rank that waits at a validation's end, in seconds.
+_PAUSE = 0.05
 
 
 class Stopped(Exception):  # noqa: N818  # asked for, not an error
@@ -26,58 +30,104 @@ class Stopped(Exception):  # noqa: N818  # asked for, not an error
         self.exit_code = 128 + signum
 
 
-class StopAgreement:
-    """Lets ranks that train in step agree on the step after which all of them stop.
+class Orders:
+    """Rank 0 decides what is done after a step, and every rank reads the decision after that very step.
 
-    A rank that is asked to stop announces a step a little ahead through the store. Each other rank learns of it in a
-    thread that looks for the announcement, long before it gets there: no rank can be more than one step ahead of
-    another, since every step ends in a sum over all of them.
+    An order tells at which step the next one is due, about half a second later, so that reading one costs nothing in
+    all steps between. Ranks train in step, each of them ending in a sum over all, so none waits for its order long.
+    In validation ranks are not in step: there each one may cast a vote to stop, as long as not all of them are done.
 
     Args:
         store: The run's store; None with one process.
+        rank: This process.
+        size: Number of processes.
+        interval: Seconds from one order to the next.
     """
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, rank: int, size: int, interval: float = _INTERVAL) -> None:
         # A clone has a connection of its own, which the process group's waits do not lock.
-        self._store = store.clone() if store is not None else None
-        self._after: int | None = None
-        self._closed = threading.Event()
-        self._listener = threading.Thread(target=self._listen, name="stop-agreement", daemon=True)
-        if self._store is not None:
-            self._listener.start()
+        self._store = store.clone() if store is not None and size > 1 else None
+        self._rank, self._size, self._interval = rank, size, interval
+        self._asked = False
+        self._number = 0
+        self._due: int | None = None
+        self._vote = 0
+        self._looked = 0.0
 
-    def announce(self, step: int, margin: int) -> None:
-        """Ask all ranks to stop.
-
-        Args:
-            step: Steps that this rank has done.
-            margin: Steps ahead; enough that the announcement arrives before.
-        """
-        after = step + margin
-        if self._store is not None:
-            # The first announcement counts, whoever makes it.
-            after = int(self._store.compare_set(_KEY, "", str(after)))
-        self._after = after
+    def ask(self) -> None:
+        """Ask all ranks to stop."""
+        if not self._asked and self._store is not None:
+            self._store.set(_ASKED, "1")
+        self._asked = True
 
     @property
-    def announced(self) -> bool:
-        """Whether some rank was asked to stop, as far as this rank knows."""
-        return self._after is not None
+    def asked(self) -> bool:
+        """Whether some rank was asked to stop."""
+        if not self._asked and self._store is not None:
+            # The store is gone when the rank that holds it has ended.
+            with contextlib.suppress(RuntimeError):
+                self._asked = self._store.check([_ASKED])
+        return self._asked
 
-    def due(self, step: int) -> bool:
-        """Whether the ranks have agreed to stop by this step."""
-        return self._after is not None and step >= self._after
+    def after(self, step: int, step_seconds: float, save: Callable[[], bool]) -> Order:
+        """What all ranks do after a step. Called on every rank after every step.
 
-    def close(self) -> None:
-        """End the listening thread: one that is in the store's code when the process ends would abort it."""
-        self._closed.set()
-        if self._listener.is_alive():
-            self._listener.join()
+        Args:
+            step: Steps done.
+            step_seconds: Duration of a step.
+            save: Whether it is time for a checkpoint; asked on rank 0 alone.
+        """
+        if self._due is not None and step < self._due:
+            return ""
+        key = f"stop/order/{self._number}"
+        if self._store is None or self._rank == 0:
+            order: Order = "stop" if self.asked else "save" if save() else ""
+            self._due = step + max(1, int(self._interval / max(step_seconds, 1e-6)))
+            if self._store is not None:
+                self._store.set(key, f"{order} {self._due}")
+                if self._number:
+                    # Every rank has read it: all have finished the steps since.
+                    self._store.delete_key(f"stop/order/{self._number - 1}")
+        else:
+            word, due = self._store.get(key).decode().split(" ")
+            order = "stop" if word == "stop" else "save" if word == "save" else ""
+            self._due = int(due)
+        self._number += 1
+        return order
 
-    def _listen(self) -> None:
+    def open_vote(self) -> None:
+        """Begin a validation."""
+        self._vote += 1
+
+    def vote_during(self) -> bool:
+        """Whether the ranks stop inside this validation; a rank that was asked to votes for it."""
+        now = time.monotonic()
+        if self._store is None or (not self._asked and now - self._looked < _PAUSE):
+            return self._asked
+        self._looked = now
+        # As this rank is not done, nobody can have closed the vote against it.
+        return self.asked and self._verdict("stop") == "stop"
+
+    def vote_at_end(self, asked_here: Callable[[], bool]) -> bool:
+        """Wait until all ranks are done with their share of this validation, or one has voted to stop.
+
+        Args:
+            asked_here: Whether this rank was asked to stop meanwhile.
+        """
+        if self._store is None:
+            return asked_here()
+        pause = 0.001
+        if self._store.add(f"stop/vote/{self._vote}/done", 1) == self._size:
+            return self._verdict("go") == "stop"
+        while not self._store.check([f"stop/vote/{self._vote}"]):
+            if asked_here():
+                self.ask()
+                return self._verdict("stop") == "stop"
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE)
+        return self._verdict("") == "stop"
+
+    def _verdict(self, mine: str) -> str:
+        """The first vote that counts; mine, if I am the first."""
         assert self._store is not None
-        # The store is gone when the rank that holds it has ended.
-        with contextlib.suppress(RuntimeError):
-            while not self._closed.wait(_POLL) and self._after is None:
-                if self._store.check([_KEY]):
-                    self._after = int(self._store.get(_KEY))
+        return self._store.compare_set(f"stop/vote/{self._vote}", "", mine).decode()

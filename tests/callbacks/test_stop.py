@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer, seed_everything
 
-from template.callbacks.checkpoint import AtomicCheckpointIO, RankZeroCheckpoint
+from template.callbacks.checkpoint import RankZeroCheckpoint
+from template.callbacks.checkpoint_io import AtomicCheckpointIO
+from template.callbacks.resume import ExactResume
 from template.callbacks.stop import StopOnSignal
 from template.data.phantom import Phantom
 from template.data.transforms import RandomWarp
@@ -42,6 +44,23 @@ class Terminate(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class Count(Callback):
+    """Counts training steps, and batches of each validation."""
+
+    def __init__(self) -> None:
+        self.trained = 0
+        self.validated: list[int] = []
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.trained += 1
+
+    def on_validation_start(self, *args: Any) -> None:
+        self.validated.append(0)
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.validated[-1] += 1
+
+
 def train(
     folder: str,
     terminate: Terminate,
@@ -63,13 +82,13 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[terminate, *more, StopOnSignal(notice=0.001), checkpoint],
+        callbacks=[terminate, *more, ExactResume(), StopOnSignal(interval=0.001), checkpoint],
         plugins=[AtomicCheckpointIO()],
         default_root_dir=folder,
         **{"devices": 1, "max_epochs": 2, **settings},
     )
     augment = [RandomWarp(degrees=20)]
-    data = Phantom(train_cases=20, val_cases=2, size=32, batch_size=4, num_workers=0, augment=augment)
+    data = Phantom(train_cases=20, val_cases=6, size=32, batch_size=4, num_workers=0, augment=augment)
     module = Segmenter(UNet(width=4, depth=2), 3, 1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return {name: value.clone() for name, value in module.state_dict().items()}
@@ -87,10 +106,22 @@ def test_a_stopped_run_ends_as_the_one_that_was_not(tmp_path: Path) -> None:
         assert torch.equal(resumed[name], value), name
 
 
-def test_in_validation_the_run_ends_at_once(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
-        train(str(tmp_path), Terminate(None, in_validation=True))
-    assert not (tmp_path / "last.ckpt").exists()  # the first one comes at the end of the first epoch
+@pytest.mark.parametrize("settings", [{}, {"val_check_interval": 2}], ids=["end of epoch", "inside"])
+def test_from_a_validation_a_run_begins_with_it_again(tmp_path: Path, settings: dict[str, Any]) -> None:
+    undisturbed = train(str(tmp_path / "a"), Terminate(None), **settings)
+    with pytest.raises(Stopped) as caught:
+        train(str(tmp_path / "b"), Terminate(None, in_validation=True), **settings)
+    assert caught.value.exit_code == 143
+    last = tmp_path / "b" / "last.ckpt"
+    stored = torch.load(last, weights_only=True)
+    assert (stored["epoch"], stored["global_step"]) == (0, settings.get("val_check_interval", 5))
+    counter = Count()
+    resumed = train(str(tmp_path / "b"), Terminate(None), str(last), more=[counter], **settings)
+    # Not a batch of training too many, and every validation whole: 2 batches of the 6 cases.
+    assert counter.trained == 10 - stored["global_step"]
+    assert counter.validated == [2] * (4 if settings else 2)
+    for name, value in undisturbed.items():
+        assert torch.equal(resumed[name], value), name
 
 
 def test_the_signal_is_given_back(tmp_path: Path) -> None:
@@ -99,21 +130,25 @@ def test_the_signal_is_given_back(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def _stop_on_two(rank: int, folder: str, step: int | None, ckpt_path: str | None) -> Any:
+def _on_ranks(rank: int, world_size: int, folder: str, terminate: Terminate, ckpt_path: str | None) -> Any:
     world._store = dist.distributed_c10d._get_default_store()
     try:
-        return train(folder, Terminate(step, rank=1), ckpt_path, devices=2, strategy=SafeDDPStrategy())
+        return train(folder, terminate, ckpt_path, devices=world_size, strategy=SafeDDPStrategy())
     except Stopped as stopped:
         return stopped.exit_code
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
-    undisturbed = run_ranks(2, _stop_on_two, str(tmp_path / "a"), None, None)
-    codes = run_ranks(2, _stop_on_two, str(tmp_path / "b"), 1, None)
+@pytest.mark.parametrize(
+    "terminate", [Terminate(1, rank=1), Terminate(None, rank=1, in_validation=True)], ids=["training", "validation"]
+)
+def test_a_signal_to_one_rank_stops_all_at_one_place(tmp_path: Path, terminate: Terminate) -> None:
+    undisturbed = run_ranks(2, _on_ranks, 2, str(tmp_path / "a"), Terminate(None), None)
+    codes = run_ranks(2, _on_ranks, 2, str(tmp_path / "b"), terminate, None)
     assert codes == [143, 143]
     last = str(tmp_path / "b" / "last.ckpt")
-    assert 1 < torch.load(last, weights_only=True)["global_step"] < 10
-    resumed = run_ranks(2, _stop_on_two, str(tmp_path / "b"), None, last)
+    step = torch.load(last, weights_only=True)["global_step"]
+    assert step == 5 if terminate.in_validation else 1 < step < 10
+    resumed = run_ranks(2, _on_ranks, 2, str(tmp_path / "b"), Terminate(None), last)
     for rank in (0, 1):
         for name, value in undisturbed[0].items():
             assert torch.equal(resumed[rank][name], value), name

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 
-from template.callbacks.checkpoint import AtomicCheckpointIO
+from template.callbacks.checkpoint_io import AtomicCheckpointIO
 from template.data.phantom import Phantom
 from template.distributed.collectives import group
 from template.distributed.faults import NamedError
