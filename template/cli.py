@@ -31,6 +31,7 @@ from .callbacks.predictions import PredictionWriter
 from .callbacks.probe import ProbeStep
 from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
+from .callbacks.resume import ExactResume
 from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
 from .callbacks.thawed import ThawedLayers
