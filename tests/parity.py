@@ -46,6 +46,8 @@ class Setting:
         clip: Largest norm of the gradients; 0: any.
         deep_supervision: Losses at coarser scales too.
         class_weights: Of the cross-entropy.
+        dropout: Share of values that the network drops.
+        comm_hook: Of the strategy.
         without: Ingredient that is turned off.
     """
 
@@ -56,6 +58,8 @@ class Setting:
     clip: float = 0.0
     deep_supervision: bool = False
     class_weights: tuple[float, ...] | None = None
+    dropout: float = 0.0
+    comm_hook: str = "none"
     without: str = ""
 
 
@@ -82,18 +86,14 @@ class _Losses(Callback):
         self.of_steps.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)
 
 
-def train(rank: int, world_size: int, folder: str, settings: list[Setting]) -> list[tuple[list[float], Tensor]]:
-    """Train with each setting on this rank.
+def train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[list[float], Tensor]:
+    """Train on this rank.
 
     Returns:
-        For each the losses of all micro-batches, and all weights and buffers in one vector, float64.
+        The losses of all micro-batches, and all weights and buffers in one vector, float64.
     """
     silence_known()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    return [_train(rank, world_size, folder, setting) for setting in settings]
-
-
-def _train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[list[float], Tensor]:
     with _without(setting.without, rank, world_size):
         seed_everything(0, workers=True, verbose=False)
         data = UnevenlyLabelled(
@@ -108,7 +108,7 @@ def _train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[l
         )
         weights = None if setting.class_weights is None else list(setting.class_weights)
         module = Segmenter(
-            UNet(width=4, depth=2, deep_supervision=setting.deep_supervision),
+            UNet(width=4, depth=2, deep_supervision=setting.deep_supervision, dropout=setting.dropout),
             3,
             1,
             loss=CrossEntropyDice(class_weights=weights),
@@ -118,7 +118,7 @@ def _train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[l
         trainer = Trainer(
             accelerator="cpu",
             devices=world_size,
-            strategy=SafeDDPStrategy(sync_batchnorm=setting.without != "SyncBatchNorm") if world_size > 1 else "auto",
+            strategy=_strategy(setting) if world_size > 1 else "auto",
             precision=setting.precision,  # type: ignore[arg-type]  # one of Lightning's names
             max_epochs=STEPS // 5,
             accumulate_grad_batches=setting.accumulation,
@@ -136,6 +136,11 @@ def _train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[l
         assert trainer.global_step == STEPS
         values = [value.double().flatten() for value in module.state_dict().values()]
         return recorded.of_steps, torch.cat(values)
+
+
+def _strategy(setting: Setting) -> SafeDDPStrategy:
+    hook: Any = setting.comm_hook
+    return SafeDDPStrategy(sync_batchnorm=setting.without != "SyncBatchNorm", comm_hook=hook)
 
 
 def _without(ingredient: str, rank: int, world_size: int) -> AbstractContextManager[Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +36,38 @@ GRID += [
     (Setting("AdamW", deep_supervision=True, accumulation=2), 1e-9, 1e-9),
     (Setting("AdamW", class_weights=(0.2, 1.0, 5.0)), 1e-9, 1e-9),
 ]
-INGREDIENTS = ["global denominators", "SyncBatchNorm", "seeds of samples", "deal of the batches"]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[list[float], Tensor]]]:
-    """What every setting leads to, for each number of processes."""
-    folder = str(tmp_path_factory.mktemp("runs"))
-    settings = [setting for setting, _, _ in GRID]
-    found = {}
-    for world_size in (1, 2, 4):
-        ranks = run_ranks(world_size, train, world_size, folder, settings, timeout=900)
-        for rank in ranks[1:]:
-            for (of_steps, weights), (expected, same) in zip(rank, ranks[0], strict=True):
-                assert of_steps == expected
-                assert torch.equal(weights, same)
-        found[world_size] = ranks[0]
-    return found
+@functools.cache
+def trained(setting: Setting, world_size: int) -> tuple[list[float], Tensor]:
+    """Losses and weights of a training, the same on every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = run_ranks(world_size, train, world_size, folder, setting, timeout=240)
+    for of_steps, weights in ranks[1:]:
+        assert of_steps == ranks[0][0]
+        assert torch.equal(weights, ranks[0][1])
+    of_steps, weights = ranks[0]
+    assert len(of_steps) == STEPS * setting.accumulation
+    return of_steps, weights
 
 
+@pytest.mark.parametrize(("setting", "losses", "weights"), GRID, ids=str)
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("number", range(len(GRID)), ids=[str(setting) for setting, _, _ in GRID])
-def test_a_training_is_that_of_one_process(number: int, world_size: int, runs: dict[int, Any]) -> None:
-    setting, losses, weights = GRID[number]
-    (alone, expected), (of_steps, found) = runs[1][number], runs[world_size][number]
-    assert len(alone) == STEPS * setting.accumulation
+def test_a_training_is_that_of_one_process(setting: Setting, losses: float, weights: float, world_size: int) -> None:
+    (alone, expected), (of_steps, found) = trained(setting, 1), trained(setting, world_size)
     assert of_steps == pytest.approx(alone, abs=losses)
     assert apart(expected, found) < weights
+    # Who loads the samples changes nothing at all.
+    assert torch.equal(trained(replace(setting, workers=0), world_size)[1], found)
 
 
-def test_workers_change_nothing(runs: dict[int, Any]) -> None:
-    for number, (setting, _, _) in enumerate(GRID):
-        twin = next((n for n, (s, _, _) in enumerate(GRID) if s == Setting(**{**vars(setting), "workers": 2})), number)
-        for world_size in runs:
-            assert torch.equal(runs[world_size][number][1], runs[world_size][twin][1])
-
-
-def test_each_ingredient_is_needed(runs: dict[int, Any], tmp_path: Path) -> None:
-    """The comparison above sees when one of them is turned off."""
-    settings = [Setting(without=ingredient) for ingredient in INGREDIENTS]
-    expected = runs[1][[setting for setting, _, _ in GRID].index(Setting())]
-    mutated = run_ranks(2, train, 2, str(tmp_path), settings, timeout=300)[0]
-    for ingredient, (of_steps, weights) in zip(INGREDIENTS, mutated, strict=True):
-        assert apart(expected[1], weights) > 1e-4, ingredient
-        assert max(abs(one - other) for one, other in zip(expected[0], of_steps, strict=True)) > 1e-4, ingredient
+@pytest.mark.parametrize(
+    "ingredient", ["global denominators", "SyncBatchNorm", "seeds of samples", "deal of the batches"]
+)
+def test_the_comparison_sees_a_missing_ingredient(ingredient: str) -> None:
+    (alone, expected), (of_steps, found) = trained(Setting(), 1), trained(Setting(without=ingredient), 2)
+    assert apart(expected, found) > 1e-4
+    assert max(abs(one - other) for one, other in zip(alone, of_steps, strict=True)) > 1e-4
 
 
 class _Seen(Callback):

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..distributed.differences import differences
 from ..distributed.faults import NamedError
 
 SCORES_FILE = "scores.json"
@@ -71,7 +72,8 @@ class StartSummary(Callback):
         if plan.dropped:
             samples = data.num_samples("train")
             lines.append(("", f"smaller last batch: {plan.dropped} of {samples} samples left out of each epoch"))
-        return lines
+        reasons = differences(trainer, pl_module)
+        return [*lines, *(("" if number else "differs", reason) for number, reason in enumerate(reasons))]
 
 
 class _Report(NamedTuple):
