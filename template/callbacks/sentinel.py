@@ -69,7 +69,8 @@ class DivergenceSentinel(Callback):
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     lazy = nn.parameter.UninitializedTensorMixin
     yield from ((name, p) for name, p in module.named_parameters() if not isinstance(p, lazy))
-    own = {id(buffer) for layer in unsynchronised(module) for buffer in layer.buffers(recurse=False)}
+    layers = [layer for layer in unsynchronised(module) if layer.training]
+    own = {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
     yield from ((name, b) for name, b in module.named_buffers() if id(b) not in own and not isinstance(b, lazy))
 
 

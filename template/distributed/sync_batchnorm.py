@@ -73,13 +73,12 @@ def revert(module: ModuleT) -> ModuleT:
 
 
 def unsynchronised(module: nn.Module) -> list[nn.Module]:
-    """BatchNorm layers in training whose running statistics are those of this process's batches alone."""
+    """BatchNorm layers whose running statistics are, in training, those of this process's batches alone."""
     return [
         layer
         for layer in module.modules()
         if isinstance(layer, _BatchNorm)
         and not isinstance(layer, (nn.SyncBatchNorm, LazyModuleMixin, _Synchronised))
-        and layer.training
         and isinstance(layer.running_mean, Tensor)
     ]
 
@@ -96,9 +95,12 @@ def average_statistics(module: nn.Module) -> None:
     statistics = [s for layer in unsynchronised(module) for s in (layer.running_mean, layer.running_var)]
     if not statistics:
         return
-    mean = torch.cat([s.double() for s in statistics])
-    dist.all_reduce(mean, group=group())
-    mean /= world_size()
+    own = torch.cat([s.double() for s in statistics])
+    shares = [torch.empty_like(own) for _ in range(world_size())]
+    dist.all_gather(shares, own, group=group())
+    joined = torch.stack(shares)
+    # Those of frozen layers are the same already, and stay what they are to the last bit.
+    mean = joined.mean(0).where((joined != own).any(0), own)
     for s, part in zip(statistics, mean.split([len(s) for s in statistics]), strict=True):
         s.copy_(part)
 

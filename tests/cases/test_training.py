@@ -272,7 +272,10 @@ class Spoils(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_rank == 1 and batch_idx == 1:
-            batch[self.what][0 if self.what == "image" else slice(None)] = {"image": float("inf"), "mask": 255}[
+            if self.what == "image":
+                batch["image"][0] = float("inf")
+            else:
+                batch["mask"][:] = 255
                 self.what
             ]
 
