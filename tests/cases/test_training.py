@@ -276,8 +276,6 @@ class Spoils(Callback):
                 batch["image"][0] = float("inf")
             else:
                 batch["mask"][:] = 255
-                self.what
-            ]
 
 
 def _spoilt(rank: int, folder: str, what: str, loss: nn.Module | None) -> Any:
