@@ -107,7 +107,8 @@ def marked() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("identifier", sorted(KNOWN))
 def test_each_report_has_a_test(identifier: str) -> None:
-    assert marked().get(identifier)
+    tests = marked().get(identifier, [])
+    assert tests, REPORTS.get(identifier) or NOTES[identifier]
 
 
 def test_no_test_carries_an_unknown_identifier() -> None:
