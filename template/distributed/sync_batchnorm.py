@@ -11,9 +11,9 @@ assignment. Replacing ``forward`` on each instance would do the same unseen, and
 a function is copied.
 
 With one process a layer computes what it did before, but for one thing: in float32 and channels-last, torch's CPU
-kernel adds up a channel's values one by one, which costs three digits (gradients of weights wrong by 1e-3 where 5e-5 is usual,
-torch 2.14), so that one process would train visibly apart from several. There the sums here, which lose nothing, are
-taken as well; they take about as long.
+kernel adds up a channel's values one by one, which costs three digits (gradients of weights wrong by 1e-3 where 5e-5
+is usual, torch 2.14), so that one process would train visibly apart from several. There the sums here, which lose
+nothing, are taken as well; they take about as long.
 """
 
 from __future__ import annotations

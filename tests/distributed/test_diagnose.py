@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from template.distributed.diagnose import diagnose
+from template.distributed.recognize import recognize
 from tests.ranks import run_ranks
 
 
@@ -67,6 +69,7 @@ def _twice(rank: int) -> Any:
     return None
 
 
+@pytest.mark.case("A7")
 def test_a_gradient_that_is_ready_twice_is_named() -> None:
     for rank, (identifier, what) in enumerate(run_ranks(2, _twice)):
         assert identifier == "ready-twice"
@@ -91,3 +94,11 @@ def test_a_buffer_that_was_changed_in_place_is_named_by_its_shape() -> None:
 
 def test_other_exceptions_are_left_alone() -> None:
     assert diagnose(RuntimeError("CUDA out of memory"), Two(), 0) is None
+
+@pytest.mark.parametrize(("option", "value"), [("sampler", [0]), ("batch_sampler", [[0]])])
+def test_a_sampler_beside_shuffle(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="mutually exclusive") as caught:
+        DataLoader([0], shuffle=True, **{option: value})  # type: ignore[arg-type]
+    finding = recognize(caught.value)
+    assert finding is not None
+    assert finding.fault.identifier == "sampler-and-shuffle"

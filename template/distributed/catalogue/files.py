@@ -53,6 +53,17 @@ DATA = (
         ),
     ),
     Fault(
+        "sampler-and-shuffle",
+        title="A loader was given a sampler and shuffle",
+        cause="A DistributedSampler was added to a DataLoader that has shuffle=True: the sampler is what shuffles.",
+        fix="DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=True)) without shuffle=True, and"
+        " sampler.set_epoch(epoch) before each epoch; in this program the data module does both.",
+        signs=(
+            "sampler option is mutually exclusive with shuffle",
+            "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last",
+        ),
+    ),
+    Fault(
         "no-batches",
         title="There is nothing to train on",
         cause="The data set is empty, on this rank or on all, or holds less than one whole batch with drop_last.",
