@@ -8,7 +8,7 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,15 @@ class SegmentationCLI(LightningCLI):
         if self._stop.asked:
             # Another rank has stopped already, and a collective with it failed.
             return Stopped(signal.SIGTERM)
+        # First of all: once the others know, this process may be ended any moment.
+        if self.rank_folder is not None:
+            with suppress(OSError):  # a folder that cannot be written is no reason to lose the error itself
+                write_error(self.rank_folder, error)
         if self.watchdog is not None:
             self.watchdog.on_exception(error)
             of_a_peer = self.watchdog.explain_peer_failure(error)
             if of_a_peer is not None:
                 return of_a_peer
-        # Before any collective: the failure of another rank may end this process any moment.
-        if self.rank_folder is not None:
-            write_error(self.rank_folder, error)
         return error
 
     @override
