@@ -69,13 +69,13 @@ class Gpu(NamedTuple):
     Attributes:
         host: Name of the machine.
         uuid: Of the GPU, the same for every process that sees it.
-        index: Number by which the process calls it.
+        number: By which the process calls it.
         visible: The process's ``CUDA_VISIBLE_DEVICES``.
     """
 
     host: str
     uuid: str
-    index: int
+    number: int
     visible: str
 
     @classmethod
@@ -108,12 +108,12 @@ def check_own_gpu(store: Store, rank: int, size: int, gpu: Gpu) -> None:
             first[found.uuid] = (other, found)
             continue
         before, same = first[found.uuid]
-        if (same.index, same.visible) == (found.index, found.visible):
-            views = f"GPU {found.index} of host {found.host}; CUDA_VISIBLE_DEVICES={found.visible}"
+        if (same.number, same.visible) == (found.number, found.visible):
+            views = f"GPU {found.number} of host {found.host}; CUDA_VISIBLE_DEVICES={found.visible}"
         else:
             views = f"one GPU of host {found.host}: " + ", ".join(
-                f"rank {number} as GPU {seen.index} with CUDA_VISIBLE_DEVICES={seen.visible}"
-                for number, seen in ((before, same), (other, found))
+                f"rank {one} as GPU {seen.number} with CUDA_VISIBLE_DEVICES={seen.visible}"
+                for one, seen in ((before, same), (other, found))
             )
         raise NamedError("duplicate-gpu", f"Ranks {before} and {other} both use {views}.")
 
