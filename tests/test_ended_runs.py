@@ -40,7 +40,9 @@ class Run:
         self.folder = folder
         self.printed = folder / "printed"
         with self.printed.open("w") as out:
-            self.program = subprocess.Popen(command, cwd=folder, env=environment(), stdout=out, stderr=out)
+            self.program = subprocess.Popen(
+                command, cwd=folder, env=environment(), stdout=out, stderr=out, start_new_session=True
+            )
         self.ended = 0.0
 
     @property
@@ -140,6 +142,47 @@ def test_ranks_end_when_their_launcher_is_killed(launcher: str, tmp_path: Path, 
     run.wait_for(run.checkpoint)
     run.program.kill()
     run.seconds_until_all_are_gone(20)
+    assert torch.load(run.checkpoint, weights_only=True)["state_dict"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ctrl_c_ends_with_130_and_one_sentence(devices: int, tmp_path: Path, started: list[Run]) -> None:
+    run = _start(started, [sys.executable, *MODULE, *FIT, f"--trainer.devices={devices}"], tmp_path)
+    run.wait_for(run.checkpoint)
+    os.killpg(run.program.pid, signal.SIGINT)  # as a terminal does, to every process
+    run.seconds_until_all_are_gone(20)
+    assert run.program.returncode == 130
+    printed = run.printed.read_text()
+    assert printed.count("Stopped by Ctrl-C") == 1
+    assert "Traceback" not in printed
+    assert torch.load(run.checkpoint, weights_only=True)["state_dict"]
+
+
+RAISER = """
+import os
+from template.models.unet import UNet
+
+class Raiser(UNet):
+    calls = 0
+    def forward(self, x):
+        Raiser.calls += self.training
+        if Raiser.calls == 7 and os.environ["RANK"] == "1":
+            raise ValueError("no liver here")
+        return super().forward(x)
+"""
+
+
+def test_a_rank_that_raises_says_why_last_and_leaves_it_in_its_folder(tmp_path: Path, started: list[Run]) -> None:
+    (tmp_path / "raiser.py").write_text(RAISER)
+    arguments = ["--model.net=raiser.Raiser", "--model.net.width=4", "--trainer.devices=2"]
+    fit = [argument for argument in FIT if "net.init_args" not in argument]
+    run = _start(started, [sys.executable, *MODULE, *fit, *arguments], tmp_path)
+    run.wait_for(run.checkpoint)
+    run.seconds_until_all_are_gone(30)
+    assert run.program.returncode == 1
+    assert "no liver here" in run.last_line
+    folder = run.checkpoint.parents[1]
+    assert 'raiser.py", line 10, in forward' in (folder / "rank_1/error.txt").read_text()
     assert torch.load(run.checkpoint, weights_only=True)["state_dict"]
 
 
