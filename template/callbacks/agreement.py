@@ -8,13 +8,16 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ..distributed.agreement import by_rank, gathered
+from ..distributed.agreement import StreamLengths, by_rank, gathered
 from ..distributed.collectives import world_size
 from ..distributed.faults import NamedError
 
 
 class Agreement(Callback):
     """Compares, at the borders of epochs, what ranks must have in common. Costs some milliseconds an epoch."""
+
+    def __init__(self) -> None:
+        self._lengths = StreamLengths()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse loaders of different lengths: the longer ones would wait for the shorter ones at the epoch's end."""
@@ -23,6 +26,16 @@ class Agreement(Callback):
             raise NamedError(
                 "batches-differ", f"The training loader has {by_rank(f'{length} batches' for length in lengths)}."
             )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Count the batches of a loader without a length, which Lightning fetches one batch ahead."""
+        if self._streams(trainer):
+            self._lengths.got(trainer.current_epoch, batch_idx + (1 if trainer.is_last_batch else 2))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Compare lengths that were not known before; a validation may follow at once."""
+        if self._streams(trainer) and trainer.is_last_batch:
+            self._lengths.ended(trainer.current_epoch, args[-1] + 1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare names, then values."""
@@ -41,6 +54,9 @@ class Agreement(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare names."""
         _check_names(trainer)
+
+    def _streams(self, trainer: Trainer) -> bool:
+        return world_size() > 1 and math.isinf(trainer.num_training_batches)
 
 
 def _check_names(trainer: Trainer) -> None:

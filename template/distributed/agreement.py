@@ -47,13 +47,64 @@ def told_by_all(key: str, text: str, seconds: float = 3.0) -> dict[int, str]:
     """
     if world_size() == 1:
         return {0: text}
-    store: Any = current_store() or dist.distributed_c10d._get_default_store()
+    store = _store()
     rank, keys = dist.get_rank(), [f"told/{key}/{rank}" for rank in range(world_size())]
     store.set(keys[rank], text)
     deadline = time.monotonic() + seconds
     while not store.check(keys) and time.monotonic() < deadline:
         time.sleep(0.05)
     return {rank: store.get(key).decode() for rank, key in enumerate(keys) if store.check([key])}
+
+
+def _store() -> Any:
+    return current_store() or dist.distributed_c10d._get_default_store()
+
+
+class StreamLengths:
+    """Finds the rank whose loader ends first, where loaders do not know their lengths beforehand.
+
+    Each rank says in the store, before a batch, how many it has got: a message to the store a step, no collective. One
+    that has no more waits until the others have none either, or one has got another.
+    """
+
+    def got(self, epoch: int, batches: int) -> None:
+        """A rank has got so many batches in an epoch."""
+        self._say(epoch, batches, 0)
+
+    def ended(self, epoch: int, batches: int, seconds: float = 30.0) -> None:
+        """A rank gets no more.
+
+        Args:
+            epoch: The epoch.
+            batches: How many it got.
+            seconds: Longest wait for the others, which are a step behind at most.
+
+        Raises:
+            NamedError: Another rank has got more.
+        """
+        self._say(epoch, batches, 1)
+        store, deadline = _store(), time.monotonic() + seconds
+        waited_for = set(range(world_size())) - {dist.get_rank()}
+        while waited_for and time.monotonic() < deadline:
+            for rank in sorted(waited_for):
+                if not store.check([self._key(rank)]):
+                    continue
+                its_epoch, its_batches, its_end = map(int, store.get(self._key(rank)).decode().split())
+                if its_epoch == epoch and its_batches > batches:
+                    raise NamedError(
+                        "batches-differ",
+                        f"The training loader ended after {batches} batches on rank {dist.get_rank()}, and rank "
+                        f"{rank} has got another.",
+                    )
+                if its_epoch > epoch or (its_epoch == epoch and its_end):
+                    waited_for.discard(rank)
+            time.sleep(0.02)
+
+    def _say(self, *numbers: int) -> None:
+        _store().set(self._key(dist.get_rank()), " ".join(map(str, numbers)))
+
+    def _key(self, rank: int) -> str:
+        return f"batches/{rank}"
 
 
 class LoggedNames:
