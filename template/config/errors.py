@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from ..distributed.faults import NamedError
 from .class_paths import find_class, nearest
-from .sources import ASK, COMMAND_LINE, SPEC_KEYS, Given, refusal
+from .sources import ASK, COMMAND_LINE, SPEC_KEYS, Given, refusal, replaced_lists
 from .value_types import Parameters, accepts, class_types, expected, members, one_line, shown
 
 
@@ -122,8 +122,8 @@ class Checker:
                 raise self._unknown(dest, child, prefix, given)
 
     def replaced(self, given: Given) -> list[str]:
-        """Tell what became of the arguments of a class in whose place a later file or option puts another."""
-        told = []
+        """Tell which classes and lists a later file or option has replaced, and what became of a class's arguments."""
+        told = list(replaced_lists(given))
         for dest, hint, child in self._arguments(given):
             arguments = child.value.get("init_args") if isinstance(child.value, dict) else None
             if arguments is None or not isinstance(arguments.value, dict):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, NoReturn
 
-from jsonargparse import _typehints
+from jsonargparse import Namespace, _typehints
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
@@ -26,16 +27,32 @@ class ConfigParser(LightningArgumentParser):
         super().__init__(*args, **{"formatter_class": ShortHelp, **kwargs})
 
     @override
-    def dump(self, *args: Any, **kwargs: Any) -> str:
+    def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
+        try:
+            text = super().dump(cfg, *args, **kwargs)
+        except ValueError:
+            # A member of an enumeration as the default of a text, as Lightning's Timer has one.
+            text = super().dump(_plain(cfg), *args, **kwargs)
         # So that a copy of the package under another name accepts what is written.
         own = rf"(class_path['\"]?: ?['\"]?){re.escape(_PACKAGE)}\.(?:\w+\.)*(\w+)"
-        return re.sub(own, r"\1\2", super().dump(*args, **kwargs))
+        return re.sub(own, r"\1\2", text)
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # of one class; the parser around it tries other alternatives
             super().error(message, ex)
         raise Refused(message) from ex
+
+
+def _plain(value: Any) -> Any:
+    """A configuration with text in the place of members of enumerations of text."""
+    if isinstance(value, Namespace):
+        return Namespace(**{name: _plain(child) for name, child in vars(value).items()})
+    if isinstance(value, dict):
+        return {name: _plain(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_plain(child) for child in value]
+    return value.value if isinstance(value, Enum) and isinstance(value, str) else value
 
 
 @contextmanager

@@ -29,11 +29,13 @@ class Given:
         where: ``file:line``, or ``command line``.
         stale: Empty, or, for an argument of a class that a later file or option has replaced by another, that class's
             name. The argument is passed on where the new class has one of that name, and dropped where not.
+        over: Empty, or, for a list of objects in whose place another one was, where that was given.
     """
 
     value: Any = field(default_factory=dict)
     where: str = COMMAND_LINE
     stale: str = ""
+    over: str = ""
 
     def plain(self) -> Any:
         """The value without the places."""
@@ -84,6 +86,8 @@ def _laid_over(below: Given, above: Given) -> Given:
         return replace(below, value=[*below.value[:-1], _laid_over(below.value[-1], above)])
     if isinstance(below.value, str) and isinstance(above.value, dict):
         below = replace(below, value={"class_path": below})
+    if isinstance(below.value, list) and isinstance(above.value, list) and _holds_objects(below.value):
+        return replace(above, over=below.where)
     if not isinstance(below.value, dict):
         return above
     if isinstance(above.value, str) and "class_path" in below.value:
@@ -103,6 +107,19 @@ def _laid_over(below: Given, above: Given) -> Given:
         else:
             merged[key] = _laid_over(merged[key], child) if key in merged else child
     return replace(below, value=merged)
+
+
+def _holds_objects(items: list[Given]) -> bool:
+    return any(isinstance(item.value, dict) and "class_path" in item.value for item in items)
+
+
+def replaced_lists(given: Given, key: str = "") -> Iterator[str]:
+    """Tell of each list of objects, such as callbacks, that a later file or option has put in the place of another."""
+    if given.over:
+        yield f"{key}: the list of {given.where} in place of that of {given.over}; --{key}+= would add to it"
+    if isinstance(given.value, dict):
+        for name, child in given.value.items():
+            yield from replaced_lists(child, key if name == "init_args" else f"{key}.{name}".lstrip("."))
 
 
 def _spelled_out(spec: dict[str, Given]) -> dict[str, Given]:

@@ -92,3 +92,27 @@ def test_several_files_with_a_strategy_of_options(capsys: pytest.CaptureFixture[
     assert (knobs["timeout"], knobs["bucket_cap_mb"]) == (60, 5)
     knobs = printed(capsys, "--config", "one.yaml", "--trainer.strategy.timeout", "1h30m")["trainer"]["strategy"]
     assert knobs["init_args"]["timeout"] == "1h30m"
+
+
+@pytest.mark.case("H9")
+def test_a_list_that_takes_the_place_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.write("trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}]}\n", "one.yaml")
+    tiny.write("trainer:\n  callbacks:\n    - {class_path: DeviceStatsMonitor}\n", "two.yaml")
+    # The run ends before training, at a batch that cannot be shared out.
+    files = ["fit", "--config", "tiny.yaml", "--config", "one.yaml", "--config", "two.yaml"]
+    arguments = ["--data.preprocess+=Standardize", "--data.batch_size", "3", "--trainer.accumulate_grad_batches", "2"]
+    assert main([*files, *arguments]) == 2
+    error = capsys.readouterr().err
+    told = (
+        "trainer.callbacks: the list of two.yaml:2 in place of that of one.yaml:1; --trainer.callbacks+= would add to"
+    )
+    assert told in error
+    assert "data.preprocess:" not in error
+
+
+def test_a_default_that_cannot_be_written_is_no_matter() -> None:
+    timer = ["--trainer.callbacks", "Timer", "--trainer.callbacks.duration", "00:01:00:00"]
+    assert tiny.run(*timer) == 0
+    saved = yaml.safe_load((RUN / "config.yaml").read_text(encoding="utf-8"))
+    assert saved["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"
+    assert tiny.run(config=str(RUN / "config.yaml")) == 0
