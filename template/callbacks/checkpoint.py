@@ -46,7 +46,7 @@ class RankZeroCheckpoint(ModelCheckpoint):
         save_top_k: int = 1,
         every_n_epochs: int = 1,
         every_n_train_steps: int = 0,
-        every_n_minutes: float = 0,
+        every_n_minutes: float = 0.0,  # a whole number would be saved as another text
     ) -> None:
         super().__init__(
             filename=f"best-{{epoch:03d}}-{monitor.replace('/', '_')}={{{monitor}:.4f}}",
