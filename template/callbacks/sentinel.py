@@ -67,7 +67,7 @@ class DivergenceSentinel(Callback):
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    lazy = nn.parameter.UninitializedTensorMixin
+    lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
     yield from ((name, p) for name, p in module.named_parameters() if not isinstance(p, lazy))
     layers = [layer for layer in unsynchronised(module) if layer.training]
     own = {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}

@@ -45,11 +45,27 @@ def _unused(finding: Finding, module: nn.Module, rank: int, samples: str) -> Nam
     where = (finding.ranks or [rank])[0]
     at = f", at the samples {samples}" if samples else ""
     what = f"In an earlier step {names} got no gradient on rank {where}{at}, although the first step used them all."
-    return skipped_error(what, finding.fault.identifier)
+    return _skipped(what, finding.fault.identifier)
 
 
-def skipped_error(what: str, identifier: str = "unused-parameters") -> NamedError:
-    """The named failure of parameters that a later step did not use."""
+def missing_error(names: Sequence[str], rank: int, step: int, samples: str, used_before: bool) -> NamedError:
+    """The named failure of parameters that have no gradient after a backward pass.
+
+    Args:
+        names: Of the parameters.
+        rank: This rank.
+        step: Optimizer step.
+        samples: Names of this rank's samples in it.
+        used_before: The first step is known to have used them.
+    """
+    at = f", at the samples {samples}" if samples else ""
+    what = f"In step {step} {listed(names)} got no gradient on rank {rank}{at}"
+    if used_before:
+        return _skipped(f"{what}, although the first step used them all.", "unused-parameters")
+    return NamedError("unused-parameters", f"{what}.")
+
+
+def _skipped(what: str, identifier: str) -> NamedError:
     return NamedError(
         identifier,
         what,

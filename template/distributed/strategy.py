@@ -12,11 +12,9 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
@@ -24,12 +22,12 @@ from . import sync_batchnorm
 from .agreement import LoggedNames
 from .collectives import use_group
 from .devices import Gpu, avoid_detail, check_own_gpu
-from .diagnose import diagnose, skipped_error
+from .diagnose import diagnose, missing_error
 from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
 from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, sample_names, unused_error
 from .registration import check_registered
-from .trainable import Trainable, listed
+from .trainable import Trainable
 from .world import STARTUP_TIMEOUT, current_store
 
 # torch 2.14 deprecates `broadcast_buffers` in favour of the other name.
@@ -164,7 +162,7 @@ class SafeDDPStrategy(DDPStrategy):
         # The Trainer overwrites this with its own `sync_batchnorm` once the strategy is built, so it is set here.
         # Whoever asks the Trainer for it gets it as well.
         wanted = self.sync_batchnorm or self._layer_sync is not None
-        self._layer_sync = _BatchNormSync() if wanted else None
+        self._layer_sync = sync_batchnorm.BatchNormSync() if wanted else None
         super().setup(trainer)
 
     @override
@@ -267,19 +265,12 @@ class SafeDDPStrategy(DDPStrategy):
             loss = super().backward(*args, **kwargs)
         allowed = self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"]
         if self._trainable and self._module().automatic_optimization and not allowed:
-            self._check_gradients(self._trainable.without_gradient())
+            # DDP would complain a step later, but Lightning's own collective at the step's end comes first: this rank
+            # would wait in it for the others, which wait for this rank's gradients.
+            missing, step = self._trainable.without_gradient(), self._module().global_step
+            if missing:
+                raise missing_error(missing, self.global_rank, step, self._samples[1], self._probed)
         return loss
-
-    def _check_gradients(self, missing: list[str]) -> None:
-        # DDP would complain a step later, but Lightning's own collective at the step's end comes first, and this rank
-        # would wait in it for the others, which wait for this rank's gradients.
-        if not missing:
-            return
-        at = f", at the samples {self._samples[1]}" if self._samples[1] else ""
-        what = f"In step {self._module().global_step} {listed(missing)} got no gradient on rank {self.global_rank}{at}"
-        if self._probed:
-            raise skipped_error(f"{what}, although the first step used them all.")
-        raise NamedError("unused-parameters", f"{what}.")
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -345,15 +336,3 @@ for _name, _knobs in (
     StrategyRegistry.register(
         _name, SafeDDPStrategy, f"SafeDDPStrategy with {_knobs or 'its defaults'}", True, **_knobs
     )
-
-
-class _BatchNormSync(LayerSync):
-    """Synchronised BatchNorm, on CPU as well as GPU, undone to the very class each layer had."""
-
-    @override
-    def apply(self, model: Module) -> Module:
-        return sync_batchnorm.convert(model)
-
-    @override
-    def revert(self, model: Module) -> Module:
-        return sync_batchnorm.revert(model)

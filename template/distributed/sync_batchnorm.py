@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -32,6 +33,7 @@ from torch.nn.modules._functions import SyncBatchNorm as TorchSyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from .collectives import group, world_size
 
@@ -72,6 +74,18 @@ def revert(module: ModuleT) -> ModuleT:
     return module
 
 
+class BatchNormSync(LayerSync):
+    """Lets Lightning synchronise BatchNorm while it trains, and undo it to the very class each layer had."""
+
+    @override
+    def apply(self, model: nn.Module) -> nn.Module:
+        return convert(model)
+
+    @override
+    def revert(self, model: nn.Module) -> nn.Module:
+        return revert(model)
+
+
 def unsynchronised(module: nn.Module) -> list[nn.Module]:
     """BatchNorm layers whose running statistics are, in training, those of this process's batches alone."""
     return [
@@ -92,7 +106,8 @@ def average_statistics(module: nn.Module) -> None:
     Args:
         module: A network; its buffers are changed in place.
     """
-    statistics = [s for layer in unsynchronised(module) for s in (layer.running_mean, layer.running_var)]
+    layers = unsynchronised(module)
+    statistics: list[Any] = [s for layer in layers for s in (layer.running_mean, layer.running_var)]
     if not statistics:
         return
     own = torch.cat([s.double() for s in statistics])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -37,7 +37,9 @@ class Trainable:
             step: Its next optimizer step, from 0.
         """
         held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        freed, idle, frozen = [], [], []
+        freed: list[str] = []
+        idle: list[str] = []
+        frozen: list[str] = []
         for name, parameter, before in zip(self._names, self._parameters, self._flags, strict=True):
             if parameter.requires_grad and not before:
                 (freed if id(parameter) in held else idle).append(name)
@@ -60,6 +62,6 @@ class Trainable:
         return [parameter.requires_grad for parameter in self._parameters]
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Names in a sentence, not more than ten of them."""
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
