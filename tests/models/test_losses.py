@@ -94,6 +94,7 @@ def test_ignored_pixels_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 0.0, 2.0]])
+@pytest.mark.case("A4")
 def test_all_ignored_is_zero_with_zero_gradients(weights: list[float] | None) -> None:
     logits, target = sample(2)
     logits.requires_grad_()
@@ -241,6 +242,7 @@ def ignore_everything(rank: int) -> tuple[float, Tensor | None]:
     return loss.item(), logits.grad
 
 
+@pytest.mark.case("A4")
 def test_all_ignored_on_all_ranks_is_zero() -> None:
     for loss, gradient in run_ranks(2, ignore_everything):
         assert loss == 0
