@@ -42,11 +42,9 @@ from .config.saved import SaveConfig
 from .config.sources import read_given, refusal
 from .config.value_types import Parameters, one_line
 from .data.module import SegmentationData
-from .distributed.devices import check_devices
-from .distributed.environment import check_visible_gpus, plugins
-from .distributed.faults import NamedError
+from .distributed.environment import check_processes, plugins
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
-from .distributed.launch import leave_message, processes_asked
+from .distributed.launch import leave_message
 from .distributed.stop import Stopped
 from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
 from .distributed.watchdog import Watchdog
@@ -328,29 +326,12 @@ class SegmentationCLI(LightningCLI):
         """Hold the launcher's number of processes against the configuration, and meet the other processes."""
         config = self.config[self.config.subcommand]
         self.world, trainer = read_world(), config.trainer
-        check_visible_gpus(self.world, trainer.accelerator)
-        check_devices(trainer.as_dict())
-        asked = processes_asked(trainer.as_dict())
+        asked = check_processes(self.world, trainer)
         if self.world.launcher is None:
-            if trainer.num_nodes > 1:
-                raise NamedError(
-                    "world-size",
-                    f"trainer.num_nodes is {trainer.num_nodes}, but this process was started by hand.",
-                    cause="A program started by hand can start processes on its own machine alone.",
-                    fix="Start it with torchrun or srun on every machine.",
-                )
             if asked > 1:
                 raise LaunchNeeded(asked)
             self._watch(STARTUP_TIMEOUT)
             return
-        if trainer.devices in ("auto", -1, "-1") and trainer.num_nodes in (1, self.world.nodes):
-            trainer.devices, trainer.num_nodes = self.world.local_size, self.world.nodes
-        elif (asked, trainer.num_nodes) != (self.world.local_size, self.world.nodes):
-            raise NamedError(
-                "world-size",
-                f"{self.world.launcher} started {self.world.size} processes on {self.world.nodes} machines, but "
-                f"trainer.devices is {trainer.devices} and trainer.num_nodes {trainer.num_nodes}.",
-            )
         strategy = trainer.strategy
         knobs = strategy.get("init_args") or {} if hasattr(strategy, "get") else {}
         open_store(self.world, knobs.get("init_method", "env://"))

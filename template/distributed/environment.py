@@ -9,7 +9,9 @@ from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch.plugins.io import CheckpointIO
 from typing_extensions import override
 
+from .devices import check_devices
 from .faults import NamedError
+from .launch import processes_asked
 from .world import World
 
 
@@ -44,6 +46,41 @@ def check_visible_gpus(world: World, accelerator: str) -> None:
             if own
             else "Start as many processes as there are GPUs, or set trainer.accelerator to cpu.",
         )
+
+
+def check_processes(world: World, trainer: Any) -> int:
+    """Hold the number of processes that were started, and the devices that are there, against the configuration.
+
+    Args:
+        world: Place of this process.
+        trainer: The configuration's section; ``auto`` devices become those that the launcher has started.
+
+    Returns:
+        Processes that the configuration asks for on this machine.
+
+    Raises:
+        NamedError: ``world-size`` or ``config``.
+    """
+    check_visible_gpus(world, trainer.accelerator)
+    check_devices(trainer.as_dict())
+    asked = processes_asked(trainer.as_dict())
+    if world.launcher is None:
+        if trainer.num_nodes > 1:
+            raise NamedError(
+                "world-size",
+                f"trainer.num_nodes is {trainer.num_nodes}, but this process was started by hand.",
+                cause="A program started by hand can start processes on its own machine alone.",
+                fix="Start it with torchrun or srun on every machine.",
+            )
+    elif trainer.devices in ("auto", -1, "-1") and trainer.num_nodes in (1, world.nodes):
+        trainer.devices, trainer.num_nodes = world.local_size, world.nodes
+    elif (asked, trainer.num_nodes) != (world.local_size, world.nodes):
+        raise NamedError(
+            "world-size",
+            f"{world.launcher} started {world.size} processes on {world.nodes} machines, but trainer.devices is "
+            f"{trainer.devices} and trainer.num_nodes {trainer.num_nodes}.",
+        )
+    return asked
 
 
 #: Plugins of which a run has one, and whose it is.
