@@ -47,7 +47,8 @@ class ConfigParser(LightningArgumentParser):
 def _plain(value: Any) -> Any:
     """A configuration with text in the place of members of enumerations of text."""
     if isinstance(value, Namespace):
-        return Namespace(**{name: _plain(child) for name, child in vars(value).items()})
+        plain = {name: _plain(child) for name, child in vars(value).items()}
+        return Namespace(**plain)  # type: ignore[no-untyped-call]
     if isinstance(value, dict):
         return {name: _plain(child) for name, child in value.items()}
     if isinstance(value, list):
