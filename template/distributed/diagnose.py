@@ -56,12 +56,12 @@ def missing_error(names: Sequence[str], rank: int, step: int, samples: str, used
         rank: This rank.
         step: Optimizer step.
         samples: Names of this rank's samples in it.
-        used_before: The first step is known to have used them.
+        used_before: The probe step has used them.
     """
     at = f", at the samples {samples}" if samples else ""
     what = f"In step {step} {listed(names)} got no gradient on rank {rank}{at}"
     if used_before:
-        return _skipped(f"{what}, although the first step used them all.", "unused-parameters")
+        return _skipped(f"{what}, although the probe step at the start used them all.", "unused-parameters")
     return NamedError("unused-parameters", f"{what}.")
 
 

@@ -59,7 +59,8 @@ class SafeDDPStrategy(DDPStrategy):
         find_unused_parameters: Whether DDP looks, in every step, for parameters that got no gradient, which costs a
             walk over the graph each time. ``auto``: only if a probe step at the start finds some, and tells which.
             ``false``: such parameters are refused, by name.
-        sync_batchnorm: While training, compute the statistics of BatchNorm layers over all processes.
+        sync_batchnorm: While training, compute the statistics of BatchNorm layers over all processes. Without it,
+            running statistics are averaged over the processes before each validation and each checkpoint.
         timeout: Longest wait of a collective once training runs: seconds, or text such as ``30m``. Start-up may take
             ten minutes where this is less.
         broadcast_buffers: Copy rank 0's buffers to all ranks before each forward pass. With synchronised BatchNorm

@@ -140,6 +140,23 @@ def test_a_monitored_metric_that_is_not_reduced_ends_the_run(
         assert "sync_dist=True" in error.fix
 
 
+class Plateau(Monitored):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+
+def _plateau(rank: int, folder: str) -> NamedError:
+    return failure(lambda: trainer(2, folder).fit(Plateau([[3], [float("nan")]][rank]), batches(1), batches(1)))
+
+
+@pytest.mark.case("C7")
+def test_a_schedule_goes_by_one_value_as_well(tmp_path: Path) -> None:
+    for error in run_ranks(2, _plateau, str(tmp_path)):
+        assert error.what == ("The metric val_loss, which ReduceLROnPlateau goes by, is 3.0 on rank 0, nan on rank 1.")
+
+
 @pytest.mark.case("C7")
 def test_a_reduced_one_gives_all_ranks_the_same_best(tmp_path: Path) -> None:
     (path, last), other = run_ranks(2, _monitored, str(tmp_path), {"sync_dist": True}, False)
