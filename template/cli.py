@@ -236,7 +236,8 @@ class SegmentationCLI(LightningCLI):
         kwargs |= {
             "callbacks": [
                 Heartbeats(self.watchdog),
-                *([ExactResume()] if self.subcommand == "fit" else []),
+                # Before any that waits for other ranks: there they agree to stop.
+                *([self._stop, ExactResume()] if self.subcommand == "fit" else []),
                 *user,
                 *self._callbacks(config, user),
             ],

@@ -60,7 +60,8 @@ class StopOnSignal(Callback):
         if self._orders is None or trainer.global_step == self._last_step:  # inside an accumulation window
             return
         now = time.monotonic()
-        self._step_seconds = 0.9 * self._step_seconds + 0.1 * (now - self._ended) if self._step_seconds else 1e9
+        seconds = now - self._ended
+        self._step_seconds = 0.9 * self._step_seconds + 0.1 * seconds if self._step_seconds else seconds
         self._ended, self._last_step = now, trainer.global_step
         if self._signum is not None:
             self._orders.ask()

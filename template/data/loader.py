@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+from lightning.fabric.utilities.seed import pl_worker_init_function
 from torch.utils.data import DataLoader, Dataset
 
 from ..distributed.faults import NamedError
 from .sampler import GlobalBatchSampler
+
+
+def start_worker(worker: int) -> None:
+    """Prepare a loader process.
+
+    Launchers and batch systems send SIGTERM to all processes of a group. The training process then needs its loaders
+    until it has saved a checkpoint, after which it ends them itself.
+
+    Args:
+        worker: Its number.
+    """
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey, args=(os.getppid(),), name="obey the parent", daemon=True).start()
+    if os.environ.get("PL_SEED_WORKERS") == "1":  # what Lightning does where no other function is given
+        pl_worker_init_function(worker)
+
+
+def _obey(parent: int) -> None:
+    """End at a SIGTERM of the parent's, as torch's own handler does, and at no other."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class PositionedLoader(DataLoader[Any]):

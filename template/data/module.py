@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from ..distributed.faults import NamedError
 from ..labels import MAX_CLASSES, check_regions, default_regions
 from .dataset import Case, CaseDataset, collate, collate_by_shape
-from .loader import PositionedLoader
+from .loader import PositionedLoader, start_worker
 from .sampler import EvaluationBatchSampler, GlobalBatchSampler
 
 Split = Literal["train", "val", "test"]
@@ -302,6 +302,7 @@ class SegmentationData(LightningDataModule):
             "num_workers": workers,
             "pin_memory": self._trainer().strategy.root_device.type == "cuda",
             "persistent_workers": workers > 0,
+            "worker_init_fn": start_worker,
             # A loader seeds its workers from this; without it, from torch's global generator, which the
             # network's dropout uses as well.
             "generator": torch.Generator().manual_seed(self._seed()),
