@@ -129,7 +129,12 @@ def message_shown(error: BaseException) -> bool:
 @pytest.mark.parametrize(
     ("right", "wrong", "identifier"),
     [
-        pytest.param("batch_size, sampler=train", "batch_size, shuffle=True, sampler=train", None, id="3 shuffle"),
+        pytest.param(
+            "batch_size, sampler=train",
+            "batch_size, shuffle=True, sampler=train",
+            "sampler-and-shuffle",
+            id="3 shuffle",
+        ),
         pytest.param(
             'if device.type == "cuda":\n        model', "if True:\n        model", "sync-batchnorm-device", id="5 CPU"
         ),
@@ -144,7 +149,7 @@ def message_shown(error: BaseException) -> bool:
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these are the messages of a CPU")
 def test_a_forgotten_edit_ends_as_the_page_says(
-    right: str, wrong: str, identifier: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    right: str, wrong: str, identifier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert right in EDITED
     script = tmp_path / "script.py"
@@ -156,7 +161,7 @@ def test_a_forgotten_edit_ends_as_the_page_says(
         dist.destroy_process_group()
     assert message_shown(raised.value)
     found = [finding.fault.identifier for finding in recognize_text(f"ValueError: {raised.value}")]
-    assert found == ([identifier] if identifier else [])
+    assert found == [identifier]
 
 
 def test_a_launcher_s_argument_that_the_script_does_not_know(
