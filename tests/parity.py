@@ -29,7 +29,7 @@ from template.quiet import silence_known
 
 STEPS = 30
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
 }
 
