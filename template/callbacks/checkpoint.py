@@ -69,6 +69,8 @@ class RankZeroCheckpoint(ModelCheckpoint):
         self._saved_step = 0
         self.validation_is_due = False
         self._outdated: list[str] = []
+        #: Whether this epoch has scores; else those of an earlier one would be taken for its own.
+        self._validated = False
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by the clock of this process."""
@@ -104,6 +106,7 @@ class RankZeroCheckpoint(ModelCheckpoint):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After a validation inside an epoch."""
+        self._validated = self._validated or not trainer.sanity_checking
         batch_idx = trainer.fit_loop.epoch_loop.batch_idx
         inside = not trainer.sanity_checking and not trainer.is_last_batch
         if inside and self._wanted(trainer) and _between_steps(trainer, batch_idx):
@@ -113,7 +116,9 @@ class RankZeroCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the best, and then the last, whatever its score: ``save_last`` would write it with a new best alone."""
         log_now(trainer)
-        super().on_train_epoch_end(trainer, pl_module)
+        if self._validated or self.monitor is None or not self.monitor.startswith("val/"):
+            super().on_train_epoch_end(trainer, pl_module)
+        self._validated = False
         done = trainer.current_epoch + 1
         at_end = done % self._every == 0 or done == trainer.max_epochs
         if self._wanted(trainer) or (at_end and not getattr(trainer, "fast_dev_run", False)):
@@ -144,6 +149,32 @@ class RankZeroCheckpoint(ModelCheckpoint):
             progress["total"] |= {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
             progress["current"] |= dict.fromkeys(progress["current"], 0)
             progress["is_last_batch"] = False
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Lightning's own, and whether the epoch has scores."""
+        return {**super().state_dict(), "validated": self._validated}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take both back."""
+        super().load_state_dict(state_dict)
+        self._validated = state_dict.get("validated", False)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Know the best ones again in a run's folder that was moved, and forget those of another run."""
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state is None or state["dirpath"] == self.dirpath:
+            return
+        here = Path(str(self.dirpath))
+        if Path(str(trainer.ckpt_path)).resolve().parent == here.resolve():
+            for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+                state[name] = str(here / Path(state[name]).name) if state[name] else ""
+            state["best_k_models"] = {str(here / Path(path).name): k for path, k in state["best_k_models"].items()}
+            state["dirpath"] = self.dirpath
+        else:
+            del checkpoint["callbacks"][self.state_key]
 
     @override
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:

@@ -12,7 +12,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
 
 
-def rewind(folder: Path, keep: Callable[[str, int], bool]) -> None:
+def rewind(folder: Path, keep: Callable[[str, int, bool], bool]) -> None:
     """Drop events, and what a killed program has left half-written; a file without such is not touched.
 
     A ``SessionLog.START`` with a ``purge_step`` would do, had the killed run not logged metrics of one step at
@@ -20,7 +20,7 @@ def rewind(folder: Path, keep: Callable[[str, int], bool]) -> None:
 
     Args:
         folder: Holds the event files.
-        keep: Whether the value of a tag at a step stays.
+        keep: Whether the value of a tag at a step stays; told whether it is a number, and not a picture or the like.
     """
     for leftover in folder.glob(".events.out.tfevents*.part"):
         leftover.unlink(missing_ok=True)
@@ -44,6 +44,7 @@ def _records(content: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _stays(record: bytes, keep: Callable[[str, int], bool]) -> bool:
+def _stays(record: bytes, keep: Callable[[str, int, bool], bool]) -> bool:
     event = Event.FromString(record[_HEAD.size : -_FOOT.size])
-    return all(keep(value.tag, event.step) for value in event.summary.value)
+    values = event.summary.value
+    return all(keep(value.tag, event.step, value.WhichOneof("value") == "simple_value") for value in values)

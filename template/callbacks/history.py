@@ -27,11 +27,13 @@ class Ledger:
     Attributes:
         last: Step by the name of the metric.
         others: Last step of what is logged past the ledger, such as pictures.
+        known: Whether all metrics are in it; a checkpoint of another program has none, and ``others`` counts.
     """
 
     def __init__(self, last: Mapping[str, int] | None = None, others: int = -1) -> None:
         self.last = dict(last or {})
         self.others = others
+        self.known = last is not None
 
     def enter(self, metrics: Mapping[str, Any], step: int | None) -> dict[str, Any]:
         """Metrics that were not logged at this step or later; a checkpoint makes Lightning log some earlier."""
@@ -41,9 +43,9 @@ class Ledger:
         self.last.update(dict.fromkeys(new, step))
         return new
 
-    def holds(self, name: str, step: int) -> bool:
+    def holds(self, name: str, step: int, is_metric: bool = True) -> bool:
         """Whether an entry was there when this ledger was written."""
-        return step <= self.last.get(name, self.others)
+        return step <= self.last.get(name, -1 if is_metric and self.known else self.others)
 
 
 class _KeepingWriter(ExperimentWriter):
@@ -148,7 +150,8 @@ def entered(trainer: Trainer) -> dict[str, int]:
     last: dict[str, int] = {}
     for logger in trainer.loggers:
         if isinstance(logger, (HistoryCSVLogger, HistoryTensorBoardLogger)):
-            last |= logger.ledger.last
+            for name, step in logger.ledger.last.items():
+                last[name] = max(step, last.get(name, -1))
     return last
 
 

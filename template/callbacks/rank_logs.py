@@ -137,7 +137,7 @@ class RankLogs(Callback):
             numbers = ((re.fullmatch(r"rank_(\d+)", path.name), path) for path in self.folder.parent.glob("rank_*"))
             folders += [path for match, path in numbers if match and int(match[1]) >= trainer.world_size]
         for folder in folders:
-            rewind(folder, lambda _, logged: logged <= step)
+            rewind(folder, lambda _tag, logged, _number: logged <= step)
         self._writer = SummaryWriter(str(self.folder))
         self._ended = time.perf_counter()
 

@@ -130,7 +130,9 @@ class ExactResume(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the means of an epoch whose training was over at the checkpoint."""
+        """Log the means of an epoch whose training was over at the checkpoint, and let its schedules advance."""
+        # Lightning passes over ReduceLROnPlateau in a resumed epoch, for want of the metrics that are here now.
+        trainer.fit_loop._restarting = False
         metrics, self._epoch_metrics = self._epoch_metrics, {}
         self._means = {}
         if metrics:
