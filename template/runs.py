@@ -184,7 +184,20 @@ def damage(file: Path) -> str | None:
     # zipfile meets flipped bytes with whatever their values lead it to.
     except (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
         return f"not a whole archive: {error}"
-    return f"the checksum of its entry '{broken}' is wrong" if broken else None
+    return f"the checksum of its entry '{broken}' is wrong" if broken else _refusal(file)
+
+
+def _refusal(file: Path) -> str | None:
+    """What torch has against the archive: it reads headers that zipfile passes over."""
+    import torch  # only when a checkpoint is read: this module is imported by commands that need no torch
+
+    try:
+        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        return f"not a whole archive: {str(error).partition('. ')[0]}"
+    except Exception:  # noqa: BLE001  # whole, but not of plain weights: told when it is loaded
+        return None
+    return None
 
 
 def damaged(file: Path, broken: str) -> NamedError:

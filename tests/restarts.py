@@ -40,14 +40,14 @@ data:
     val_cases: 9
     size: 32
     batch_size: 4
-    num_workers: 2
+    num_workers: 1
     augment:
       - class_path: RandomWarp
         init_args: {degrees: 20}
 model:
   net:
     class_path: UNet
-    init_args: {width: 4, depth: 2, dropout: 0.3}
+    init_args: {width: 4, depth: 1, dropout: 0.3}
   optimizer:
     class_path: torch.optim.AdamW
     init_args: {lr: 1e-3}

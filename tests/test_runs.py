@@ -199,3 +199,85 @@ def test_an_experiment_outside_of_the_runs_is_refused(name: str) -> None:
 
 def test_an_experiment_may_have_levels() -> None:
     assert experiment_folder("runs", "a/肝 脏") == Path("runs/a/肝 脏")
+
+
+# Damage -------------------------------------------------------------------------------------------------------------
+
+
+def written(run: Path, name: str, age: float = 0) -> Path:
+    """A checkpoint with weights whose bytes can be told apart."""
+    file = run / CHECKPOINTS / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"state_dict": {"net.weight": torch.arange(5000.0)}, "callbacks": {}}, file)
+    os.utime(file, (1e9 - age, 1e9 - age))
+    return file
+
+
+@pytest.mark.case("G3")
+@pytest.mark.parametrize("tenth", range(10))
+def test_from_a_cut_checkpoint_a_fit_goes_on_with_the_one_before(
+    tenth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/mine/version_0")
+    written(run, "best-003.ckpt", age=9)
+    written(run, "best-002.ckpt", age=20)
+    last = written(run, "last.ckpt")
+    size = last.stat().st_size * tenth // 10
+    last.write_bytes(last.read_bytes()[:size])
+    place = decide_place(Path("runs/mine"), "fit", "last")
+    assert place.checkpoint == "runs/mine/version_0/checkpoints/best-003.ckpt"
+    assert place.run == run
+    how = f"it is cut off at {size} bytes" if size else "it is empty"
+    assert capsys.readouterr().err == (
+        f"'runs/mine/version_0/checkpoints/last.ckpt' is damaged, {how}; "
+        "going on from 'runs/mine/version_0/checkpoints/best-003.ckpt'.\n"
+    )
+
+
+@pytest.mark.case("G3")
+def test_a_flipped_byte_is_found_wherever_it_changes_what_is_loaded(tmp_path: Path) -> None:
+    file = written(tmp_path, "last.ckpt")
+    whole = file.read_bytes()
+    expected = torch.load(file, weights_only=True)["state_dict"]["net.weight"]
+    found = 0
+    for place in range(7, len(whole), 97):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        if damage(file):
+            found += 1
+        else:  # padding, a time stamp
+            assert torch.equal(torch.load(file, weights_only=True)["state_dict"]["net.weight"], expected)
+    assert found > 200  # of 225 places; 20000 of the 21800 bytes are weights
+
+
+@pytest.mark.case("G3")
+def test_without_another_one_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    last = written(tmp_path / "version_0", "last.ckpt")
+    last.write_bytes(last.read_bytes()[:1234])
+    (tmp_path / "version_1").mkdir()
+    with pytest.raises(NamedError, match=r"last\.ckpt' is damaged, it is cut off at 1234 bytes, and no run") as caught:
+        decide_place(tmp_path, "fit", "last")
+    assert caught.value.identifier == "checkpoint-unreadable"
+    assert "remove the damaged one to begin anew" in caught.value.fix
+
+
+@pytest.mark.case("G3")
+def test_a_damaged_file_that_was_asked_for_is_named_with_what_there_is_instead(tmp_path: Path) -> None:
+    last = written(tmp_path / "version_0", "last.ckpt")
+    best = written(tmp_path / "version_0", "best-001.ckpt")
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    with pytest.raises(NamedError, match=r"last\.ckpt' is damaged: the checksum of its entry '.*' is wrong") as caught:
+        decide_place(tmp_path, "test", str(last))
+    assert caught.value.fix == f"Use '{best}', the newest whole one beside it."
+
+
+def test_what_a_kill_has_left_half_written_is_removed(tmp_path: Path) -> None:
+    last = written(tmp_path / "version_0", "last.ckpt")
+    part = last.with_name(".last.ckpt.4711.part")
+    part.write_bytes(b"half")
+    decide_place(tmp_path, "test", "last")
+    assert part.exists()  # a fit may be writing it
+    decide_place(tmp_path, "fit", "last")
+    assert not part.exists()
