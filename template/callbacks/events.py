@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
 
 #: Around the bytes of a record (tensorflow/core/lib/io/record_writer.h): their number and its checksum, their checksum.
 _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")

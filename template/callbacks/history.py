@@ -80,7 +80,7 @@ class HistoryCSVLogger(CSVLogger):
         return self._experiment
 
     @override
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # type: ignore[override]
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         new = self.ledger.enter({name: value for name, value in metrics.items() if name not in _OF_ROWS}, step)
         if new:
             super().log_metrics({**{name: metrics[name] for name in _OF_ROWS if name in metrics}, **new}, step)
