@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,16 +45,16 @@ def differences(trainer: Trainer, module: LightningModule) -> list[str]:
         found.append(f"strategy.comm_hook {hook} sends gradients rounded")
     if "16" in str(trainer.precision):
         found.append(f"trainer.precision {trainer.precision} rounds to 16 bits")
-    if trainer.strategy.root_device.type == "cuda" and not trainer._accelerator_connector.deterministic:
+    if trainer.strategy.root_device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         found.append("trainer.deterministic is off: some GPU kernels add up in a random order")
     return found
 
 
 def _draws(layer: nn.Module) -> bool:
     if isinstance(layer, _DropoutNd):
-        return layer.p > 0
+        return bool(layer.p > 0)
     if isinstance(layer, nn.MultiheadAttention):
-        return layer.dropout > 0
+        return bool(layer.dropout > 0)
     name = type(layer).__name__
     probability = getattr(layer, "drop_prob", getattr(layer, "p", 1.0))
     return name in _RANDOM_NAMES and isinstance(probability, float) and probability > 0

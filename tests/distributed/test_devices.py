@@ -33,8 +33,8 @@ def _meet(rank: int, path: str, gpus: list[Gpu]) -> Any:
         (
             [Gpu("h", "GPU-1", 1, "not set"), Gpu("h", "GPU-1", 0, "1")],
             (
-                "Ranks 0 and 1 both use one GPU of host h: rank 0 as GPU 1 with CUDA_VISIBLE_DEVICES=not set, rank 1 as "
-                "GPU 0 with CUDA_VISIBLE_DEVICES=1."
+                "Ranks 0 and 1 both use one GPU of host h: rank 0 as GPU 1 with CUDA_VISIBLE_DEVICES=not set, rank 1 "
+                "as GPU 0 with CUDA_VISIBLE_DEVICES=1."
             ),
         ),
     ],

@@ -95,6 +95,7 @@ def test_a_buffer_that_was_changed_in_place_is_named_by_its_shape() -> None:
 def test_other_exceptions_are_left_alone() -> None:
     assert diagnose(RuntimeError("CUDA out of memory"), Two(), 0) is None
 
+
 @pytest.mark.parametrize(("option", "value"), [("sampler", [0]), ("batch_sampler", [[0]])])
 def test_a_sampler_beside_shuffle(option: str, value: Any) -> None:
     with pytest.raises(ValueError, match="mutually exclusive") as caught:
