@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from types import FrameType
@@ -116,7 +117,10 @@ class StopOnSignal(Callback):
             self._before = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signal back."""
+        """Let other ranks know, whom this one's end would look like a failure to, and give the signal back."""
+        if self._signum is not None and self._orders is not None:
+            with contextlib.suppress(RuntimeError):  # the store is gone already
+                self._orders.ask()
         self.teardown(trainer, pl_module, "fit")
 
     def _listen(self) -> None:
