@@ -51,6 +51,7 @@ from .distributed.watchdog import Watchdog
 from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, open_store, read_world
 from .models.segmenter import Segmenter
 from .quiet import silence_known
+from .run_lock import run_lock
 from .runs import CHECKPOINTS, Place, decide_place, experiment_folder
 
 _PACKAGE = (__package__ or "").partition(".")[0]
@@ -210,9 +211,14 @@ class SegmentationCLI(LightningCLI):
         """Agree on the run's folder and the checkpoint, before anything is written."""
         config = self.config[self.subcommand]
         experiment, verb = experiment_folder(config.runs, config.experiment), str(self.subcommand)
-        self.place = Place.parse(
-            agree(self.world, "place", lambda: str(decide_place(experiment, verb, config.ckpt_path)))
-        )
+
+        def decide() -> str:
+            place = decide_place(experiment, verb, config.ckpt_path)
+            if verb == "fit":
+                self._until_the_end.enter_context(run_lock(place.run))
+            return str(place)
+
+        self.place = Place.parse(agree(self.world, "place", decide))
         config.ckpt_path = self.place.checkpoint
         self.rank_folder = self.place.verb / f"rank_{self.world.rank}"
         assert self.watchdog is not None

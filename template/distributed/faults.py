@@ -104,6 +104,12 @@ _FAULTS = (
         "Choose another folder with --runs, or make room.",
     ),
     Fault(
+        "run-in-use",
+        "Two fits in one folder would overwrite each other's checkpoints. It is the same command, started twice, or "
+        "ranks of an earlier start that have not ended.",
+        "Wait for it or stop it, or give this training an --experiment of its own.",
+    ),
+    Fault(
         "world-size",
         "The number of processes that the launcher started is not what the configuration asks for.",
         "Let trainer.devices x trainer.num_nodes equal the launcher's number of processes.",
