@@ -21,9 +21,9 @@ from template.runs import damage
 from tests import restarts
 from tests.test_launchers import environment, free_port
 
-KILLS = int(os.environ.get("TEST_KILLS", "6"))
+KILLS = int(os.environ.get("TEST_KILLS", "8"))
 #: Kills of one run, before it is left to end.
-OF_A_RUN = 5
+OF_A_RUN = 4
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
 
 pytestmark = pytest.mark.slow
@@ -84,42 +84,39 @@ def moment(chance: random.Random, number: int, folder: Path, ranks: int, seconds
 
 
 @pytest.mark.case("G3", "G7")
+@pytest.mark.parametrize("first", range(0, KILLS, OF_A_RUN))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_killed_anywhere_and_started_again(
-    ranks: int, tmp_path: Path, undisturbed: Callable[[int], tuple[Path, float]]
+    ranks: int, first: int, tmp_path: Path, undisturbed: Callable[[int], tuple[Path, float]]
 ) -> None:
     reference, seconds = undisturbed(ranks)
-    chance, killed, kept, leaders = random.Random(ranks), 0, [], []
-    shared = set(Path("/dev/shm").iterdir())
-    while killed < KILLS:
-        folder = restarts.fresh(tmp_path / f"run_{killed}")
-        for _ in range(min(OF_A_RUN, KILLS - killed)):
-            runs = sorted((folder / "runs").glob("kill/version_*"))
-            last = restarts.newest(folder) if runs else folder
-            finished = last / "checkpoints" / "last.ckpt"
-            if finished.exists() and torch.load(finished, weights_only=True)["global_step"] == restarts.STEPS:
-                break
-            place, after = moment(chance, killed, last, ranks, seconds)
-            processes = restarts.start(ranks, restarts.command(folder), folder, place)
-            leaders.append(processes[0].pid or 0)
-            if after:
-                time.sleep(after)
-                restarts.kill(processes)
-            codes = restarts.wait(processes, 300)
-            assert after or codes == [-signal.SIGKILL] * ranks, (place, codes, (folder / "output_0.txt").read_text())
-            killed += 1
-            kept.append(place or f"after {after:.1f} s")
-            for checkpoint in folder.rglob("*.ckpt"):
-                assert damage(checkpoint) is None or checkpoint.name.startswith("."), (checkpoint, kept)
-        codes = restarts.wait(restarts.start(ranks, restarts.command(folder), folder), 300)
-        assert codes == [0] * ranks, (kept, (folder / "output_0.txt").read_text())
-        check_same(folder, reference, ranks)
-        assert not list(folder.rglob("*.part"))
-    print(f"{killed} kills of {ranks} processes:", *kept)
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    chance, kept, leaders = random.Random(100 * ranks + first), [], []
+    for number in range(first, min(first + OF_A_RUN, KILLS)):
+        last = restarts.newest(tmp_path) if (tmp_path / "runs").exists() else tmp_path
+        finished = last / "checkpoints" / "last.ckpt"
+        if finished.exists() and torch.load(finished, weights_only=True)["global_step"] == restarts.STEPS:
+            place, after = "", chance.uniform(0, 0.9 * seconds)  # a finished run is started again, and killed
+        else:
+            place, after = moment(chance, number, last, ranks, seconds)
+        processes = restarts.start(ranks, restarts.command(tmp_path), tmp_path, place)
+        leaders.append(processes[0].pid or 0)
+        if after:
+            time.sleep(after)
+            restarts.kill(processes)
+        codes = restarts.wait(processes, 250)
+        assert after or codes == [-signal.SIGKILL] * ranks, (place, codes, (tmp_path / "output_0.txt").read_text())
+        kept.append(place or f"after {after:.1f} s")
+        assert not [file for file in tmp_path.rglob("*.ckpt") if damage(file)], kept
+    codes = restarts.wait(restarts.start(ranks, restarts.command(tmp_path), tmp_path), 250)
+    assert codes == [0] * ranks, (kept, (tmp_path / "output_0.txt").read_text())
+    print(f"{len(kept)} kills of {ranks} processes:", *kept)
+    check_same(tmp_path, reference, ranks)
+    assert not list(tmp_path.rglob("*.part"))
     for leader in leaders:
         with pytest.raises(ProcessLookupError):
             os.killpg(leader, 0)
+    # Shared memory is named after the process that made it.
+    assert not {int(file.name.split("_")[1]) for file in Path("/dev/shm").glob("torch_*")} & set(leaders)
 
 
 def test_torchrun_starts_again_what_has_died(tmp_path: Path, undisturbed: Callable[[int], tuple[Path, float]]) -> None:

@@ -38,7 +38,9 @@ class ExactResume(Callback):
         """Called on all ranks; each has random numbers of its own."""
         loop = trainer.fit_loop.epoch_loop
         ended = _epoch_ended(checkpoint)
-        mine = {"random": random_state(trainer.strategy.root_device), "means": {} if ended else _means(loop._results)}
+        # What was taken from a checkpoint and has not found its place yet goes into the next one.
+        means = {} if ended else self._means or _means(loop._results)
+        mine = {"random": random_state(trainer.strategy.root_device), "means": means}
         in_validation = any(getattr(c, "validation_is_due", False) for c in trainer.checkpoint_callbacks)
         checkpoint[_KEY] = {
             "ranks": _gathered(trainer, mine),
@@ -50,7 +52,8 @@ class ExactResume(Callback):
                 name: value.detach().cpu() for name, value in trainer._logger_connector._callback_metrics.items()
             },
             "plateaus": _pending_plateaus(trainer, "epoch" if ended else "" if trainer.validating else "step"),
-            "epoch_metrics": _epoch_metrics(loop._results) if in_validation and trainer.is_last_batch else {},
+            "epoch_metrics": self._epoch_metrics
+            or (_epoch_metrics(loop._results) if in_validation and trainer.is_last_batch else {}),
         }
 
     # Resuming ------------------------------------------------------------------------------------------------------

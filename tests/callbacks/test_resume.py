@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from template.callbacks.resume import ExactResume
 from template.callbacks.stop import StopOnSignal
 from template.data.phantom import Phantom
 from template.distributed import world
+from template.distributed.stop import Stopped
 from template.distributed.strategy import SafeDDPStrategy
 from template.models.segmenter import Segmenter
 from template.models.unet import UNet
@@ -141,6 +144,32 @@ def test_a_run_that_has_stopped_early_does_not_go_on(tmp_path: Path) -> None:
     resumed, trainer = train(tmp_path / "version_0", last, more=(patience(),), max_epochs=6)
     assert trainer.global_step == 2 * STEPS
     assert all(torch.equal(resumed[name], value) for name, value in weights.items())
+
+
+class TerminateInValidation(Callback):
+    """Sends this process SIGTERM in the n-th validation of the process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_validation_start(self, *args: Any) -> None:
+        self.number -= 1
+        if self.number == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("settings", [{}, {"val_check_interval": 2}], ids=["end of epoch", "inside"])
+def test_stopped_again_and_again_in_the_same_validation(settings: dict[str, Any], tmp_path: Path) -> None:
+    undisturbed, _ = train(tmp_path / "version_0", max_epochs=2, **settings)
+    run, last = tmp_path / "version_1", None
+    for number in (2, 1, 1):
+        with pytest.raises(Stopped):
+            train(run, last, more=(TerminateInValidation(number),), max_epochs=2, **settings)
+        last = run / "checkpoints" / "last.ckpt"
+    resumed, _ = train(run, last, max_epochs=2, **settings)
+    assert all(torch.equal(resumed[name], value) for name, value in undisturbed.items())
+    assert table(run) == table(tmp_path / "version_0")
+    assert events(run) == events(tmp_path / "version_0")
 
 
 def _on_ranks(rank: int, world_size: int, run: Path, ckpt_path: Path | None) -> Any:
