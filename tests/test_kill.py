@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -158,8 +159,8 @@ def test_sigterm_saves_and_the_next_start_goes_on(
     assert process.returncode == 143, output
     step = 10 if where == "validation" else 7
     assert torch.load(restarts.newest(tmp_path) / "checkpoints/last.ckpt", weights_only=True)["global_step"] >= step
-    assert f"Stopped {'in the validation ' if where == 'validation' else ''}after step" in output
-    assert "Resume with --ckpt_path last" in output
+    # Told in training, ranks go on to the next order, or to the validation before it.
+    assert re.search(r"Stopped (in the validation )?after step \d+\. Resume with --ckpt_path last\.", output)
     print(f"{where}, {devices} processes: ended {seconds:.1f} s after the signal")
     codes = restarts.wait(restarts.start(devices, restarts.command(tmp_path), tmp_path), 300)
     assert codes == [0] * devices
