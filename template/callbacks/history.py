@@ -122,6 +122,9 @@ class HistoryTensorBoardLogger(TensorBoardLogger):
         rewind(Path(self.log_dir), ledger.holds)
 
 
+_OWN = (HistoryCSVLogger, HistoryTensorBoardLogger)
+
+
 def loggers(folder: Path) -> list[Logger]:
     """Loggers that write straight into a run's folder."""
     place: dict[str, Any] = {"save_dir": str(folder.parent), "name": "", "version": folder.name}
@@ -131,17 +134,22 @@ def loggers(folder: Path) -> list[Logger]:
 def log_now(trainer: Trainer) -> None:
     """Log what Lightning would log right after its hooks, and flush: a kill after a checkpoint leaves no gap then.
 
-    Lightning's own call comes later and brings nothing new.
+    Lightning's own call comes later and brings nothing new to the run's history. Loggers of the user's own, which would
+    show it twice, are left to that.
     """
-    connector, loop = trainer._logger_connector, trainer.fit_loop.epoch_loop
-    if trainer.training and connector._first_loop_iter is not None:
-        connector.update_train_step_metrics()
-    elif trainer.training:
-        # As the fit loop does: an epoch's metrics stand at its last step.
-        loop._batches_that_stepped -= 1
-        connector.log_metrics(connector.metrics["log"])
-        loop._batches_that_stepped += 1
-    for logger in trainer.loggers:
+    connector, loop, everyone = trainer._logger_connector, trainer.fit_loop.epoch_loop, trainer.loggers
+    trainer.loggers = [logger for logger in everyone if isinstance(logger, _OWN)]
+    try:
+        if trainer.training and connector._first_loop_iter is not None:
+            connector.update_train_step_metrics()
+        elif trainer.training:
+            # As the fit loop does: an epoch's metrics stand at its last step.
+            loop._batches_that_stepped -= 1
+            connector.log_metrics(connector.metrics["log"])
+            loop._batches_that_stepped += 1
+    finally:
+        trainer.loggers = everyone
+    for logger in everyone:
         logger.save()
 
 
@@ -149,7 +157,7 @@ def entered(trainer: Trainer) -> dict[str, int]:
     """Last step of each metric in the run's history."""
     last: dict[str, int] = {}
     for logger in trainer.loggers:
-        if isinstance(logger, (HistoryCSVLogger, HistoryTensorBoardLogger)):
+        if isinstance(logger, _OWN):
             for name, step in logger.ledger.last.items():
                 last[name] = max(step, last.get(name, -1))
     return last
@@ -158,7 +166,7 @@ def entered(trainer: Trainer) -> dict[str, int]:
 def take_back(trainer: Trainer, ledger: Ledger) -> None:
     """Drop from the run's history what came after a checkpoint; rank 0 alone has it."""
     for logger in trainer.loggers:
-        if trainer.is_global_zero and isinstance(logger, (HistoryCSVLogger, HistoryTensorBoardLogger)):
+        if trainer.is_global_zero and isinstance(logger, _OWN):
             logger.take_back(ledger)
 
 
