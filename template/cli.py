@@ -52,7 +52,7 @@ from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, ope
 from .models.segmenter import Segmenter
 from .quiet import silence_known
 from .run_lock import run_lock
-from .runs import CHECKPOINTS, Place, decide_place, experiment_folder
+from .runs import CHECKPOINTS, Place, decide_place, experiment_folder, remove_parts
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Said once, in the data, and where.
@@ -216,6 +216,7 @@ class SegmentationCLI(LightningCLI):
             place = decide_place(experiment, verb, config.ckpt_path)
             if verb == "fit":
                 self._until_the_end.enter_context(run_lock(place.run))
+                remove_parts(place.run)
             return str(place)
 
         self.place = Place.parse(agree(self.world, "place", decide))

@@ -86,9 +86,6 @@ def decide_place(experiment: Path, verb: str, checkpoint: str | None) -> Place:
     if run is None or (fit and run.parent != experiment.resolve()):
         run = claim_folder(experiment, "version")
     run = relative_to_here(run)
-    if fit:
-        for leftover in (run / CHECKPOINTS).glob(".*.part"):
-            leftover.unlink(missing_ok=True)
     return Place(run, run if fit else claim_folder(run, verb), checkpoint)
 
 
@@ -210,6 +207,12 @@ def alternative(file: Path) -> str:
     others = sorted(file.parent.glob("*.ckpt"), key=lambda other: other.stat().st_mtime, reverse=True)
     whole = next((other for other in others if other != file and damage(other) is None), None)
     return f"Use '{whole}', the newest whole one beside it." if whole else "There is no whole one beside it."
+
+
+def remove_parts(run: Path) -> None:
+    """Remove what a killed fit has left half-written; nobody else may be writing there."""
+    for leftover in (run / CHECKPOINTS).glob(".*.part"):
+        leftover.unlink(missing_ok=True)
 
 
 def part_of(target: Path) -> Path:
