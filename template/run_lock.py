@@ -17,7 +17,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-#: Seconds that ranks of a killed start may take to end: SIGTERM leaves them ten to save a checkpoint.
+#: Seconds that ranks of a killed start may take to end: SIGTERM leaves them fifteen to save a checkpoint.
 PATIENCE = 20.0
 
 

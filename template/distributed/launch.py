@@ -139,8 +139,8 @@ def launch(processes: int, command: Sequence[str]) -> int:
             local_addr="localhost",
             max_restarts=0,
             logs_specs=logs,
-            # Seconds for the ranks to save a checkpoint and end, once they are told to.
-            shutdown_timeout=9,
+            # Seconds for the ranks to save a checkpoint and end, once they are told to. SLURM's KillWait is 30.
+            shutdown_timeout=15,
         )
         try:
             elastic_launch(config, sys.executable)(*command)
