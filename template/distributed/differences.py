@@ -31,15 +31,14 @@ def differences(trainer: Trainer, module: LightningModule) -> list[str]:
     if random:
         more = f" and {len(random) - 1} more" if len(random) > 1 else ""
         found.append(f"dropout ({random[0]}{more}) draws other numbers with another number of processes")
-    if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
-        strategy = trainer.strategy
-        if isinstance(strategy, SafeDDPStrategy) and not strategy.sync_batchnorm:
-            found.append("strategy.sync_batchnorm is off: BatchNorm sees each process's own batch")
-        if trainer.accumulate_grad_batches > 1:
-            found.append(
-                f"trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} with BatchNorm: equal only to "
-                "runs with the same number"
-            )
+    unsynchronised = isinstance(trainer.strategy, SafeDDPStrategy) and not trainer.strategy.sync_batchnorm
+    if unsynchronised and any(isinstance(layer, _BatchNorm) for layer in module.modules()):
+        found.append("strategy.sync_batchnorm is off: BatchNorm sees each process's own batch")
+    if trainer.accumulate_grad_batches > 1:
+        found.append(
+            f"trainer.accumulate_grad_batches {trainer.accumulate_grad_batches}: equal to runs with the same number "
+            "alone, since Dice and BatchNorm see one micro-batch"
+        )
     hook = getattr(trainer.strategy, "comm_hook", "none")
     if hook != "none":
         found.append(f"strategy.comm_hook {hook} sends gradients rounded")
