@@ -15,6 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor
 
 from template.callbacks.accurate_batchnorm import AccurateBatchNorm
+from template.callbacks.checkpoint_io import AtomicCheckpointIO
+from template.callbacks.resume import ExactResume
 from template.data import dataset, sampler
 from template.data.dataset import Case
 from template.data.phantom import Phantom
@@ -28,6 +30,7 @@ from template.models.unet import UNet
 from template.quiet import silence_known
 
 STEPS = 30
+SAVED_AT = 13
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
@@ -75,7 +78,7 @@ class UnevenlyLabelled(Phantom):
 
 
 class _Losses(Callback):
-    """Global loss of every micro-batch."""
+    """Global loss of every micro-batch; a checkpoint in the middle of the third epoch."""
 
     def __init__(self) -> None:
         self.of_steps: list[float] = []
@@ -84,10 +87,14 @@ class _Losses(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.of_steps.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)
+        if trainer.global_step == SAVED_AT and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/middle.ckpt")
 
 
-def train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[list[float], Tensor]:
-    """Train on this rank.
+def train(
+    rank: int, world_size: int, folder: str, setting: Setting, checkpoint: str | None = None
+) -> tuple[list[float], Tensor]:
+    """Train on this rank, from the beginning or from a checkpoint.
 
     Returns:
         The losses of all micro-batches, and all weights and running statistics in one vector, float64.
@@ -129,10 +136,11 @@ def train(rank: int, world_size: int, folder: str, setting: Setting) -> tuple[li
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
-            callbacks=[recorded, AccurateBatchNorm()],
+            callbacks=[ExactResume(), recorded, AccurateBatchNorm()],
+            plugins=[AtomicCheckpointIO()],
             default_root_dir=folder,
         )
-        trainer.fit(module, datamodule=data)
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
         assert trainer.global_step == STEPS
         # Without the counters of BatchNorm, whose large numbers would hide everything else.
         values = [value for value in module.state_dict().values() if value.is_floating_point()]

@@ -20,7 +20,7 @@ from template.distributed.strategy import SafeDDPStrategy
 from template.models.segmenter import Segmenter
 from template.models.unet import UNet
 from template.quiet import silence_known
-from tests.parity import STEPS, Setting, UnevenlyLabelled, apart, train
+from tests.parity import SAVED_AT, STEPS, Setting, UnevenlyLabelled, apart, train
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -68,6 +68,20 @@ def test_the_comparison_sees_a_missing_ingredient(ingredient: str) -> None:
     (alone, expected), (of_steps, found) = trained(Setting(), 1), trained(Setting(without=ingredient), 2)
     assert apart(expected, found) > 1e-4
     assert max(abs(one - other) for one, other in zip(alone, of_steps, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 1)])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_goes_on_with_another_number_of_processes(
+    before: int, after: int, accumulation: int, tmp_path: Path
+) -> None:
+    setting = Setting("AdamW", accumulation=accumulation)
+    alone, expected = trained(setting, 1)
+    run_ranks(before, train, before, str(tmp_path), setting, timeout=240)
+    resumed = run_ranks(after, train, after, str(tmp_path), setting, f"{tmp_path}/middle.ckpt", timeout=240)
+    for of_steps, found in resumed:
+        assert of_steps == pytest.approx(alone[SAVED_AT * accumulation :], abs=1e-9)
+        assert apart(expected, found) < 1e-9
 
 
 class _Seen(Callback):
