@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from .collectives import world_size
 from .faults import NamedError
+from .undo import nothing_happened
 
 NOT_CALLED = "its module is not called in forward: a branch that is not taken, or a layer that is left over"
 NOT_IN_LOSS = "its module is called, but the output does not reach the loss: a head that is left out, or a detach"
@@ -61,28 +58,6 @@ class Unused(NamedTuple):
     name: str
     cause: str
     ranks: tuple[int, ...]
-
-
-@contextmanager
-def nothing_happened(module: nn.Module) -> Iterator[None]:
-    """Without gradients at its start; buffers, gradients and random generators are restored afterwards."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    grads = [(parameter, parameter.grad) for parameter in module.parameters()]
-    for parameter, _ in grads:
-        parameter.grad = None  # nothing is added to those that an accumulation has gathered
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list({p.device.index for p in module.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-            for parameter, grad in grads:
-                parameter.grad = grad
 
 
 def find_unused(module: nn.Module, compute_loss: Callable[[], Tensor]) -> list[Unused]:

@@ -25,9 +25,10 @@ from .devices import Gpu, avoid_detail, check_own_gpu
 from .diagnose import diagnose, missing_error
 from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
-from .probe import describe, find_unused, nothing_happened, probe_batch, probe_loss, sample_names, unused_error
+from .probe import describe, find_unused, probe_batch, probe_loss, sample_names, unused_error
 from .registration import check_registered
 from .trainable import Trainable
+from .undo import nothing_happened
 from .world import STARTUP_TIMEOUT, current_store
 
 # torch 2.14 deprecates `broadcast_buffers` in favour of the other name.
@@ -232,7 +233,7 @@ class SafeDDPStrategy(DDPStrategy):
         A resumed run would otherwise sum its first step in another order than the run that was never stopped.
         """
         assert self.model is not None
-        with self._named_errors(), nothing_happened(self.model):
+        with self._named_errors(), nothing_happened(self._module()):
             with self.precision_plugin.train_step_context():
                 loss: Any = self._forward_redirection(self.model, self._module(), "training_loss", batch)
             if loss.requires_grad:
