@@ -149,7 +149,7 @@ def test_a_network_for_colour_says_how_grey_images_reach_it(capsys: pytest.Captu
     assert tiny.run("--model.net", net, *TORCHVISION[:-1]) == 1
     error = capsys.readouterr().err
     assert "It is built for 3 channels, and the images have 1." in error
-    assert "make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess. [network-output]" in error
+    assert "Make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess. [network-output]" in error
 
 
 def test_a_network_that_is_told_the_channels_of_the_data_and_gets_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +232,7 @@ def test_a_wrong_number_of_classes(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "The network Small returns [2, 5, 32, 32] for images [2, 1, 32, 32]" in error
     assert "one channel for each of the 3 classes of data.classes." in error
-    assert "Set the class argument in model.net.init_args (num_classes, classes, out_channels) to 3." in error
+    assert "Set model.net.init_args.num_classes to 3." in error
 
 
 def test_a_number_of_classes_that_contradicts_the_data(capsys: pytest.CaptureFixture[str]) -> None:

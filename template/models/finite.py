@@ -14,15 +14,20 @@ from torch import Tensor
 from ..distributed.agreement import told_by_all
 from ..distributed.collectives import world_size
 from ..distributed.faults import NamedError
+from .losses import no_class
 
 _MOST = 10  # names in a message
 #: What can be seen of a cause, the first cause first: images spoil outputs, and outputs the loss.
-_WHY = {"images": ", whose images are not finite", "outputs": ", for which the network's output is not finite"}
+_WHY = {
+    "images": ", whose images are not finite",
+    "masks": ", whose masks have labels that are no class",
+    "outputs": ", for which the network's output is not finite",
+}
 
 
 @dataclass
 class _Look:
-    """A step: its loss, then a 1 for each image and each output that is finite, on the CPU."""
+    """A step: its loss, then a 1 for each image, each mask and each output that is as it should be, on the CPU."""
 
     values: Tensor
     names: list[str]
@@ -45,8 +50,8 @@ class LossWatch:
 
         Args:
             loss: Scalar.
-            output: Of the network, [N, …].
-            batch: ``image`` [N, …], and ``case``: things with a ``name``, one a sample.
+            output: Of the network, [N, K, …].
+            batch: ``image`` [N, …], ``mask`` [N, …], and ``case``: things with a ``name``, one a sample.
             step: For the message.
 
         Raises:
@@ -56,7 +61,8 @@ class LossWatch:
         if loss.device.type == "cpu" and math.isfinite(loss.item()):
             return
         with torch.no_grad():
-            values = torch.cat([loss.double().reshape(1), _finite(batch["image"]), _finite(output)])
+            fit = (~no_class(batch["mask"], output.shape[1])).flatten(1).all(1).double()
+            values = torch.cat([loss.double().reshape(1), _finite(batch["image"]), fit, _finite(output)])
         self._pending = _Look(values, [case.name for case in batch.get("case", ())], step)
         if values.device.type == "cuda":
             self._pending.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -88,8 +94,8 @@ def _finite(values: Tensor) -> Tensor:
 
 def _blame(look: _Look, finite: list[float]) -> str:
     """Which samples of which ranks are to blame, as far as ranks with such a loss tell."""
-    half = len(finite) // 2
-    seen = {"images": _spoilt(look.names, finite[:half]), "outputs": _spoilt(look.names, finite[half:])}
+    count = len(finite) // len(_WHY)
+    seen = {kind: _spoilt(look.names, finite[n * count : (n + 1) * count]) for n, kind in enumerate(_WHY)}
     # Where the loss is that of all ranks, all of them come here; else the others wait for this one elsewhere.
     texts = told_by_all(f"loss/{look.step}", json.dumps({**seen, "samples": look.names}))
     ranks = {rank: json.loads(text) for rank, text in texts.items()}

@@ -68,12 +68,22 @@ class CrossEntropyDice(nn.Module):
                 many classes; N and S are its own affair.
 
         Returns:
-            The loss, a scalar, float32 or float64. 0, with gradients that are 0, when no pixel is labelled.
+            The loss, a scalar, float32 or float64. 0, with gradients that are 0, when no pixel is labelled. NaN on
+            a GPU, or compiled, where a label is none of these: an error there would make each step wait for it.
 
         Raises:
-            NamedError: Shapes or the number of class weights do not fit.
+            NamedError: Shapes or the number of class weights do not fit; on the CPU, a label that is no class.
         """
         self._check(logits, target)
+        strange = no_class(target, logits.shape[1]).any()
+        if strange.device.type == "cpu" and not torch.compiler.is_compiling() and strange:
+            raise NamedError(
+                "mask-values",
+                f"The loss got the labels {torch.unique(target).tolist()[:20]} for logits {list(logits.shape)}.",
+                cause=f"Logits of {logits.shape[1]} channels are of the classes 0 to {logits.shape[1] - 1}; "
+                f"{IGNORE_INDEX} does not count.",
+                fix=f"Give logits of a channel for each class, and set labels that do not count to {IGNORE_INDEX}.",
+            )
         log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
         classes = torch.arange(log_p.shape[1], device=log_p.device).view(-1, *[1] * (log_p.ndim - 2))
         truth = target.unsqueeze(1) == classes
@@ -100,7 +110,7 @@ class CrossEntropyDice(nn.Module):
         scores = (2 * overlap + self.smooth) / (predicted + true + self.smooth)
         dice = 1 - scores[0 if self.include_background else 1 :].mean()
         loss: Tensor = self.cross_entropy * cross_entropy + self.dice * dice
-        return loss
+        return loss.masked_fill(strange, torch.nan)
 
     def _check(self, logits: Tensor, target: Tensor) -> None:
         num_classes = logits.shape[1]
@@ -120,3 +130,8 @@ class CrossEntropyDice(nn.Module):
             )
         if num_classes == 1 and not self.include_background:
             raise NamedError("config", "CrossEntropyDice: without the background no class is left for Dice.")
+
+
+def no_class(target: Tensor, num_classes: int) -> Tensor:
+    """Where labels are none of the classes, and not ``IGNORE_INDEX`` either: bool of the same shape."""
+    return ((target < 0) | (target >= num_classes)) & (target != IGNORE_INDEX)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ..distributed.collectives import world_size
 from ..distributed.faults import NamedError
 from ..distributed.raised import raised_at
+from ..distributed.told import shortened, text_of
+from .outputs import CHANNEL_ARGUMENTS, argument_of
 
 
 def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Exception, caller: str) -> NamedError:
@@ -22,7 +24,7 @@ def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Excep
         error: What it raised.
         caller: File that called it.
     """
-    reason = " ".join(str(error).split()[:60]).rstrip(".") or type(error).__name__
+    reason = " ".join(shortened(text_of(error)).split()[:60]).rstrip(".") or type(error).__name__
     place = raised_at(error, but=caller)
     rank = f" on rank {dist.get_rank()}" if world_size() > 1 else ""
     # torch's own words, the same since 1.0
@@ -34,10 +36,12 @@ def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Excep
         fix = "Remove the transform, or use a network that is not told data.in_channels."
     elif expected and expected[2] == str(image.shape[1]):
         cause = f"It is built for {expected[1]} channels, and the images have {expected[2]}."
-        fix = "Set the channel argument in model.net.init_args (in_channels, in_chans)"
-        fix += ", or make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess." * (
-            expected[2] == "1"
-        )
+        argument = argument_of(net, CHANNEL_ARGUMENTS)
+        ways = [f"set model.net.init_args.{argument} to {expected[2]}"] if argument else []
+        if expected[2] == "1":
+            ways.append("make colour of grey: torchvision.transforms.v2.RGB, last in data.preprocess")
+        fix = ", or ".join(ways) or f"take a network of {expected[2]} channels"
+        fix = f"{fix[0].upper()}{fix[1:]}."
     elif "divisible" in reason:
         cause, fix = "Its encoder halves the image several times.", "Set model.pad_to: 32, or the number it names."
     elif "Expected more than 1 value per channel" in reason:

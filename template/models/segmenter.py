@@ -20,6 +20,7 @@ from .finite import LossWatch
 from .losses import CrossEntropyDice
 from .metrics import MeanLoss, SegmentationScores
 from .misfit import refused_images
+from .outputs import check_outputs, named_outputs
 from .resumed import Settings
 
 Batch = dict[str, Any]
@@ -35,7 +36,7 @@ class Segmenter(LightningModule):
     """Trains any network that turns images [N, C, *S] into logits [N, K, *S].
 
     A network may return one tensor, a mapping whose main output is called ``out`` (torchvision's convention), or a
-    sequence whose first item is the main one; further outputs are trained with a falling weight.
+    list whose first item is the main one; further outputs, of K channels too, are trained with a falling weight.
 
     Args:
         net: The network. One with a method ``build(in_channels, num_classes)``, such as ``UNet``, is told both.
@@ -87,7 +88,7 @@ class Segmenter(LightningModule):
         self.aux_weight = aux_weight
         self.pad_to = pad_to
         self.channels_last = channels_last
-        self._output_checked = False
+        self._accepts_images = False
         self._settings: Settings | None = None
         self._loss_watch = LossWatch()
         self._score_by(default_regions(["background", *(f"class_{k}" for k in range(1, num_classes))]))
@@ -163,7 +164,12 @@ class Segmenter(LightningModule):
             image = F.pad(image, padding, mode="replicate")
         if self.channels_last and image.ndim == 4:
             image = image.contiguous(memory_format=torch.channels_last)
-        outputs = _outputs(self.net(image)) if self._output_checked else self._checked_outputs(image)
+        output = self.net(image) if self._accepts_images else self._first_output(image)
+        named = named_outputs(output, self.net)
+        # Each time, as a network may return something else in training than in evaluation.
+        check_outputs(named, image, self.num_classes, self.net)
+        self._accepts_images = True
+        outputs = list(named.values())
         if any(padding):
             ratios = [out.shape[2] / image.shape[2] for out in outputs]
             outputs = [_crop(out, [round(n * ratio) for n in size]) for out, ratio in zip(outputs, ratios, strict=True)]
@@ -252,27 +258,13 @@ class Segmenter(LightningModule):
     def _labels(self, logits: Tensor, size: Sequence[int]) -> Tensor:
         return _resize(logits, size).argmax(1).to(torch.uint8)
 
-    def _checked_outputs(self, image: Tensor) -> list[Tensor]:
-        name = type(self.net).__name__
+    def _first_output(self, image: Tensor) -> Any:
         try:
-            outputs = _outputs(self.net(image))
+            return self.net(image)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             if alarm_of(error) is not None:  # the network's own collectives: it is another rank that failed
                 raise
             raise refused_images(self.net, image, self.in_channels, error, __file__) from error
-        if not outputs or outputs[0].ndim != image.ndim or outputs[0].shape[:2] != (len(image), self.num_classes):
-            found = list(outputs[0].shape) if outputs else "no tensor"
-            raise NamedError(
-                "network-output",
-                f"The network {name} returns {found} for images {list(image.shape)}; expected are logits "
-                f"[{len(image)}, {self.num_classes}, …], one channel for each of the {self.num_classes} classes of "
-                "data.classes.",
-                cause="Its number of classes is not that of the data.",
-                fix=f"Set the class argument in model.net.init_args (num_classes, classes, out_channels) to "
-                f"{self.num_classes}.",
-            )
-        self._output_checked = True
-        return outputs
 
 
 def _configured(key: str, make: Callable[[Any], Any], argument: Any) -> Any:
@@ -281,16 +273,6 @@ def _configured(key: str, make: Callable[[Any], Any], argument: Any) -> Any:
         return make(argument)
     except (ValueError, TypeError) as error:
         raise NamedError("config", f"{key} is refused: {error}.", cause="", fix="Correct its init_args.") from error
-
-
-def _outputs(output: Any) -> list[Tensor]:
-    """Main output first; a mapping's main output is ``out``, as in torchvision."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        names = sorted(output, key=lambda name: name != "out")
-        output = [output[name] for name in names]
-    return [item for item in output if isinstance(item, Tensor)]
 
 
 def _resize(logits: Tensor, size: Sequence[int]) -> Tensor:

@@ -247,3 +247,23 @@ def test_all_ignored_on_all_ranks_is_zero() -> None:
     for loss, gradient in run_ranks(2, ignore_everything):
         assert loss == 0
         assert gradient.eq(0).all()
+
+
+@pytest.mark.parametrize("label", [2, 254, -1])
+def test_labels_that_are_no_class_are_refused(label: int) -> None:
+    target = torch.tensor([[0, 1, 255, label]])
+    with pytest.raises(NamedError, match=r"The loss got the labels .* for logits \[1, 2, 4\]\.") as caught:
+        CrossEntropyDice()(torch.zeros(1, 2, 4), target)
+    assert caught.value.identifier == "mask-values"
+    assert "classes 0 to 1; 255 does not count" in caught.value.cause
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_they_make_the_loss_nan_without_a_wait() -> None:
+    logits, target = torch.zeros(1, 2, 4, device="cuda"), torch.tensor([[0, 1, 255, 2]], device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = CrossEntropyDice()(logits, target)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert loss.isnan()

@@ -21,9 +21,9 @@ from template.models.unet import UNet
 class Returns(nn.Module):
     """A network that returns what a function makes of logits [N, 3, H, W]."""
 
-    def __init__(self, make: Callable[[Tensor], Any] = lambda logits: logits, classes: int = 3) -> None:
+    def __init__(self, make: Callable[[Tensor], Any] = lambda logits: logits, count: int = 3) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, classes, 1)
+        self.conv = nn.Conv2d(1, count, 1)
         self.make = make
 
     def forward(self, image: Tensor) -> Any:
@@ -76,20 +76,70 @@ def test_images_are_padded_for_a_network_that_asks_for_it() -> None:
     assert output.shape == (1, 3, 4, 8)
 
 
+class Sized(Returns):
+    """Its class has the argument that the fix names."""
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__(count=n_classes)
+
+
 @pytest.mark.parametrize(
-    ("net", "words"),
+    ("net", "words", "cause", "fix"),
     [
-        (Returns(classes=2), "returns [1, 2, 4, 8] for images [1, 1, 4, 8]; expected are logits [1, 3, …]"),
-        (Returns(lambda x: x[0]), "returns [3, 4, 8]"),
-        (Returns(lambda x: "text"), "returns no tensor"),
-        (nn.Conv2d(3, 3, 1), "Conv2d fails on its first batch of images [1, 1, 4, 8]"),
+        (
+            Returns(count=2),
+            "returns [1, 2, 4, 8] for images [1, 1, 4, 8]; expected are logits [1, 3, …]",
+            "number of classes",
+            "Let its last layer",
+        ),
+        (Sized(5), "returns [1, 5, 4, 8]", "number of classes", "Set model.net.init_args.n_classes to 3."),
+        (Sized(1), "returns [1, 1, 4, 8]", "as for a sigmoid", "init_args.n_classes to 3, without a sigmoid."),
+        (Returns(lambda x: x.argmax(1)), "returns [1, 4, 8]", "no axis of classes", "logits [N, 3, …], and not labels"),
+        (Returns(lambda x: x[0]), "returns [3, 4, 8]", "axes of the images", "Return logits [N, 3, …]."),
+        (Returns(lambda x: "text"), "returns no tensor", "logits [1, 3, …]", "Return a tensor"),
+        (Returns(lambda x: None), "returns no tensor", "logits [1, 3, …]", "Return a tensor"),
+        (
+            Returns(lambda x: {"out": x, "edge": x[:, :1]}),
+            "its output 'edge' has 1 channel, expected 3;",
+            "Every output",
+            "leave out",
+        ),
+        (Returns(lambda x: [x, x[:, :2]]), "its output number 1 has 2 channels, expected 3;", "Every", "leave out"),
+        (Returns(lambda x: (x, x[0, 0])), "its output number 1 has the shape [4, 8];", "Every", "leave out"),
+        (
+            Returns(lambda x: {"edge": x, "main": x}),
+            "returns a mapping of 'edge', 'main', and none of them is called 'out'.",
+            "under 'out'",
+            "Call the main output 'out'",
+        ),
+        (
+            nn.Conv2d(3, 3, 1),
+            "Conv2d fails on its first batch of images [1, 1, 4, 8]",
+            "built for 3 channels",
+            "to 1, ",
+        ),
     ],
 )
-def test_a_network_that_does_not_fit_is_named(net: nn.Module, words: str) -> None:
+def test_a_network_that_does_not_fit_is_named(net: nn.Module, words: str, cause: str, fix: str) -> None:
     with pytest.raises(NamedError) as caught:
         segmenter(net)(IMAGE)
     assert caught.value.identifier == "network-output"
     assert words in caught.value.what
+    assert cause in caught.value.cause
+    assert fix in caught.value.fix
+
+
+def test_the_only_tensor_of_a_mapping_is_the_main_output() -> None:
+    assert segmenter(Returns(lambda x: {"logits": x, "loss": None}))(IMAGE)[0].shape == (1, 3, 4, 8)
+
+
+def test_what_is_returned_in_training_alone_is_checked_as_well() -> None:
+    net = Returns()
+    module = segmenter(net)
+    module(IMAGE)
+    net.make = lambda logits: {"out": logits, "edge": logits[:, :1]}
+    with pytest.raises(NamedError, match="its output 'edge' has 1 channel"):
+        module(IMAGE)
 
 
 def test_a_unet_is_told_channels_and_classes() -> None:
