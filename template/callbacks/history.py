@@ -181,7 +181,7 @@ def _read_rows(file: Path) -> list[dict[str, str]]:
 def _write_rows(file: Path, names: list[str], rows: list[dict[str, str]]) -> None:
     """Write a table beside the old one, and put it in its place: a kill leaves one of them."""
     part = file.with_name(f".{file.name}.part")
-    with part.open("w", encoding="utf-8", newline="") as text:
+    with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as text:
         writer = csv.DictWriter(text, fieldnames=names)
         writer.writeheader()
         writer.writerows(rows)

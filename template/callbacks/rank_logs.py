@@ -20,6 +20,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from ..distributed.faults import NamedError
+from ..distributed.told import printable, text_of
 from .events import rewind
 
 LOG_FILE = "output.log"
@@ -72,7 +74,7 @@ def kept_output(folder: Path, rank: int) -> Iterator[None]:
         rank: Rank of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOG_FILE).open("a", encoding="utf-8", buffering=1) as log:
+    with (folder / LOG_FILE).open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as log:
         if rank == 0:
             out, err = sys.stdout, sys.stderr
             with redirect_stdout(_Copy(out, log)), redirect_stderr(_Copy(err, log)), _logged_to(err):
@@ -108,11 +110,14 @@ def _logged_to(terminal: TextIO) -> Iterator[None]:
             handler.setStream(terminal)
 
 
-def write_error(folder: Path, error: BaseException) -> None:
+def write_error(folder: Path, error: BaseException) -> Path:
     """Write an exception with its traceback to ``error.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(traceback.format_exception(error))
-    (folder / ERROR_FILE).write_text(f"{error}\n\n{text}", encoding="utf-8")
+    heading = str(error) if isinstance(error, NamedError) else f"{type(error).__name__}: {text_of(error)}"
+    file = folder / ERROR_FILE
+    file.write_text(printable(f"{heading}\n\n{text}"), encoding="utf-8")
+    return file
 
 
 class RankLogs(Callback):

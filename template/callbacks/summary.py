@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ..distributed.differences import differences
 from ..distributed.faults import NamedError
+from .checkpoint import keeper_of
 
 SCORES_FILE = "scores.json"
 _FILE_WIDTH = 80  # columns, where there is no terminal to ask
@@ -55,7 +56,7 @@ class StartSummary(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by fit(datamodule=…)
         total = sum(p.numel() for p in pl_module.parameters())
         trainable = sum(p.numel() for p in pl_module.parameters() if p.requires_grad)
-        share = "all" if trainable == total else f"{trainable / 1e6:.2f} M"
+        share = "all" if trainable == total else _many(trainable)
         network = type(getattr(pl_module, "net", pl_module)).__name__
         classes = textwrap.shorten(", ".join(data.classes), 48, placeholder=", …")
         plan = data.plan()
@@ -63,7 +64,7 @@ class StartSummary(Callback):
         plan = plan._replace(steps=-(-int(trainer.num_training_batches) // plan.accumulation))
         lines = [
             ("run", str(self.run_folder)),
-            ("network", f"{network}, {total / 1e6:.2f} M parameters, {share} trainable"),
+            ("network", f"{network}, {_many(total)} parameters, {share} trainable"),
             ("data", f"{type(data).__name__}, {len(data.classes)} classes: {classes}"),
             ("samples", ", ".join(_samples(data))),
             ("hardware", f"{_hardware(trainer)}, precision {trainer.precision}, {type(trainer.strategy).__name__}"),
@@ -113,9 +114,10 @@ class ScoreTable(Callback):
         """Keep the scores if they are the best so far by the metric that the checkpoints go by."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        checkpoint = trainer.checkpoint_callback
-        metric = (getattr(checkpoint, "monitor", None) or "val/dice").removeprefix("val/")
-        sign = -1.0 if getattr(checkpoint, "mode", "max") == "min" else 1.0
+        checkpoint = keeper_of(trainer)
+        monitor = checkpoint.monitor if checkpoint is not None else None
+        metric = (monitor or "val/dice").removeprefix("val/")
+        sign = -1.0 if monitor and checkpoint is not None and checkpoint.mode == "min" else 1.0
         scores = _scores_of(trainer, "val")
         value, best = (sign * found.get(metric, math.nan) for found in (scores, self._best))
         if not self._best or value > best or (math.isnan(best) and not math.isnan(value)):
@@ -141,7 +143,8 @@ class ScoreTable(Callback):
 
     def _report(self, trainer: Trainer, stage: str) -> _Report | None:
         if stage == "fit":
-            best = str(getattr(trainer.checkpoint_callback, "best_model_path", ""))
+            checkpoint = keeper_of(trainer)
+            best = checkpoint.best_model_path if checkpoint is not None else ""
             return _Report("val", self._best, epochs=self._best_epochs, checkpoint=best)
         split = {"validate": "val", "test": "test"}.get(stage)
         if split is None:
@@ -159,7 +162,9 @@ class ScoreTable(Callback):
         file = self.folder / SCORES_FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            file.write_text(
+                json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
+            )
         except OSError as error:
             raise NamedError(
                 "folder-not-writable", f"'{file}' cannot be written: {error.strerror or error}."
@@ -207,6 +212,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _many(count: int) -> str:
+    """``0.27 M``, ``4.1 k`` or ``305``."""
+    if count < 1000:
+        return str(count)
+    return f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count / 1e3:.1f} k"
 
 
 def _samples(data: Any) -> list[str]:

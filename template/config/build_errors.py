@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from ..distributed.faults import FAULTS, NamedError
+from ..distributed.told import text_of
 from .sources import ASK, refusal
 from .value_types import one_line, public_path
 
@@ -19,7 +20,7 @@ def unbuildable(error: BaseException) -> NamedError:
         error: What the parser raised. Where it tries several alternatives it keeps the first one's exception and the
             text of all.
     """
-    for line in reversed(str(error).splitlines()):
+    for line in reversed(text_of(error).splitlines()):
         match = re.fullmatch(r"[\s-]*(.*) \[([a-z-]+)\]", line)
         if match and match[2] in FAULTS and not isinstance(error, NamedError):
             return NamedError(match[2], match[1], cause="", fix="")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..distributed.faults import NamedError
 from .sources import refusal
-from .value_types import full_path, members, public_path
+from .value_types import full_path, members, one_line, public_path
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Optional dependencies: top-level module to the extra of pyproject.toml that brings it.
@@ -115,7 +115,7 @@ def _not_importable(path: str, error: Exception, class_path: str, key: str, wher
         place = f"{error.filename}:{error.lineno}: {error.msg}"
     else:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-        place = f"{frames[-1].filename}:{frames[-1].lineno}: {error}" if len(frames) > 1 else str(error)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}: {one_line(error)}" if len(frames) > 1 else one_line(error)
     return refusal(
         f"{where}: {key}: '{class_path}' cannot be used, since importing '{path}' fails: {type(error).__name__}, "
         f"{place}.",

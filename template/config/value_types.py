@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
+from ..distributed.told import text_of
 from .sources import Given
 
 _PACKAGE = (__package__ or "").partition(".")[0]
@@ -155,5 +156,6 @@ def one_line(message: object, limit: int = 300) -> str:
     """A message or an exception in one line of limited length."""
     # str() of a KeyError is a repr.
     message = message.args[0] if isinstance(message, KeyError) and message.args else message
-    text = " ".join(str(message).split()) or type(message).__name__
+    text = text_of(message) if isinstance(message, BaseException) else str(message)
+    text = " ".join(text.split()) or type(message).__name__
     return text if len(text) <= limit else f"{text[:limit].rsplit(' ', 1)[0]} …"

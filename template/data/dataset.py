@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..distributed.faults import NamedError
+from ..distributed.told import shortened, text_of
 from ..labels import IGNORE_INDEX
 
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
@@ -134,7 +135,7 @@ class CaseDataset(Dataset[Sample]):
             raise
         except Exception as error:
             raise NamedError(
-                "data-unreadable", f"'{case.name}' cannot be read: {type(error).__name__}: {error}."
+                "data-unreadable", f"'{case.name}' cannot be read: {type(error).__name__}: {shortened(text_of(error))}."
             ) from error
         if image.ndim < 3 or image.shape[0] != self.in_channels:
             raise NamedError(
@@ -171,7 +172,7 @@ def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: 
             raise NamedError(
                 "transform",
                 f"data.{key}[{number}], {type(module).__name__}, fails on '{case.name}' of shape {shape}: "
-                f"{type(error).__name__}: {error}.",
+                f"{type(error).__name__}: {shortened(text_of(error))}.",
             ) from error
     return sample
 

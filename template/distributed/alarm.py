@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .told import text_of
+
 #: As gloo, NCCL and the store of torch 2.6 to 2.14 put it. Not "NCCL error": that may be this rank's own mistake.
 _PEER_FAILURES = re.compile(
     r"Connection closed by peer|Connection (reset|refused|was likely closed)|Broken pipe|Socket Timeout"
@@ -32,7 +34,7 @@ class Alarm:
 
 def alarm_of(error: BaseException) -> Alarm | None:
     """The alarm that an exception gives, or None if it is not about another rank."""
-    if not isinstance(error, RuntimeError) or not _PEER_FAILURES.search(str(error)):
+    if not isinstance(error, RuntimeError) or not _PEER_FAILURES.search(text_of(error)):
         return None
-    text = str(error).partition("\n")[0][:300]
+    text = text_of(error).partition("\n")[0][:300]
     return Alarm(_TIMEOUTS.search(text) is not None, text)

@@ -183,6 +183,11 @@ _FAULTS = (
         "Do what changes it on all ranks, from values that are the same on all.",
     ),
     Fault(
+        "exception",
+        "The code at the line that is named raised it: a network, a data set, a loss or a callback of one's own.",
+        "Look at that line; the whole traceback is in error.txt in the rank's folder.",
+    ),
+    Fault(
         "rank-failed",
         "The other ranks cannot go on without it.",
         "Mend that failure; the whole traceback is in error.txt in the rank's folder.",

@@ -42,7 +42,8 @@ class Beat:
         phase: Such as ``training step``.
         startup: Its first batch is not done yet.
         still: Seconds since its main thread was last seen to move.
-        place: ``file:line function`` of the innermost frame that is no library's.
+        place: ``file:line function`` of the innermost frame that is no library's; the user's and models' before those
+            of this package's machinery.
         code: The source line there.
         call: The collective that it is in; empty outside of one.
         loader: It is in its data loader.
@@ -134,7 +135,7 @@ def where(frame: FrameType) -> Where:
         frames.append((walk.f_code, walk.f_lineno, walk.f_lasti))
         walk = walk.f_back
     kinds = [_kind(code.co_filename) for code, _, _ in frames]
-    at = kinds.index("user") if "user" in kinds else 0
+    at = next((kinds.index(kind) for kind in ("user", "plumbing") if kind in kinds), 0)
     code, line, _ = frames[at]
     return Where(
         f"{short(code.co_filename)}:{line} {code.co_name}",
@@ -182,6 +183,11 @@ def _kind(file: str) -> str:
 def is_library(file: str) -> bool:
     """Whether a source file is neither the user's nor this project's."""
     return _kind(file) != "user"
+
+
+def is_packages(file: str) -> bool:
+    """Whether a source file is one of this package's own."""
+    return Path(file).is_relative_to(_PACKAGE)
 
 
 def source(file: str, line: int) -> str:

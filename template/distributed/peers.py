@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .alarm import Alarm
 from .heartbeat import SETTLED, Beat
+from .told import printable
 from .verdict import LEFT, Seen, Verdict
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Peers:
 
     def publish_stack(self, stack: str) -> None:
         """Send this rank's stack."""
-        self._set(f"stack/{self.rank}", stack.encode())
+        self._set(f"stack/{self.rank}", printable(stack).encode())
 
     def wait_until_heard(self, seconds: float) -> None:
         """Wait until every other rank has ended, or has come to read all beats since now."""

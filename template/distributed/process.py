@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import signal
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -47,6 +49,13 @@ def end_with_launcher(world: World) -> None:
     if world.launcher == "torchrun":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def print_any_letter() -> None:
+    """Escape what the terminal's encoding does not have, such as the bytes of a file name, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _set_by_torchrun(environ: MutableMapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ from .catalogue.fault import Fault
 from .faults import FAULTS, NamedError
 from .log_text import Squeezed, Stitcher, readings, split
 from .patterns import Pattern, read_values
+from .told import text_of
 
 #: Order of a report.
 _KINDS = ("cause", "symptom", "consequence", "note")
@@ -131,7 +132,7 @@ def recognize(error: BaseException) -> Finding | None:
     for link in reversed(chain):
         if isinstance(link, NamedError):
             return Finding(FAULTS[link.identifier], (Place(1, None, {}, str(link)),))
-    text = "\n".join(f"{type(link).__name__}: {link}" for link in reversed(chain))
+    text = "\n".join(f"{type(link).__name__}: {text_of(link)}" for link in reversed(chain))
     findings = recognize_text(text)
     return findings[0] if findings else None
 

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, TextIO
 from .alarm import alarm_of
 from .faults import NamedError
 from .hang_report import plain_report, sentence, with_dump, write_report
-from .heartbeat import Beat, birth, machine
+from .heartbeat import Beat, birth, machine, short
 from .main_thread import MainThread
 from .peers import Peers, hosted_here
+from .raised import own_frames, said
 from .stacks import StackFile, end_process
+from .told import printable
 from .verdict import HEARING, Seen, Verdict, judge, waiting
 
 if TYPE_CHECKING:
@@ -100,7 +102,9 @@ class Watchdog:
         """Start to watch the calling thread."""
         if self._store is None:
             return
-        self._out = self._out or os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace")
+        self._out = self._out or os.fdopen(
+            os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="backslashreplace"
+        )
         self._peers = Peers(self._store, self.rank, self._world_size, self.timeout)
         self._beat = replace(self._beat, hosts=hosted_here(self._store, self.rank))
         self._main = MainThread()
@@ -149,8 +153,8 @@ class Watchdog:
         if alarm is not None:
             self._peers.raise_alarm(alarm)
         else:
-            text = str(error) if isinstance(error, NamedError) else f"{type(error).__name__}: {error}".strip(": ")
-            self.publish_failure(text)
+            self._peers.publish_stack(own_frames(error))
+            self.publish_failure(said(error))
 
     def publish_failure(self, text: str) -> None:
         """Tell the others why this rank fails, before it ends.
@@ -306,7 +310,8 @@ class Watchdog:
         self._peers.publish_verdict(verdict, report)
         assert self._out is not None
         with contextlib.suppress(OSError):
-            write_report(self._out, verdict, ranks, stack, with_sentence=self._ending)
+            whole = short(str((self._folder / ERROR_FILE).resolve())) if self._folder is not None else ""
+            write_report(self._out, verdict, ranks, stack, with_sentence=self._ending, whole=whole)
         self._keep(report)
         self._peers.wait_for_answers(3.0)
         if self._ending:
@@ -330,7 +335,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                (self._folder / ERROR_FILE).write_text(report, encoding="utf-8")
+                (self._folder / ERROR_FILE).write_text(printable(report), encoding="utf-8")
         if self._leave is not None:
             self._leave(report)
 

@@ -178,9 +178,9 @@ def agree(world: World, key: str, decide: Callable[[], str]) -> str:
         return decide()
     if world.rank == 0:
         value = decide()
-        store.set(f"agree/{key}", value)
+        store.set(f"agree/{key}", value.encode("utf-8", "surrogateescape"))  # type: ignore[arg-type]  # bytes too
         return value
     try:
-        return store.get(f"agree/{key}").decode()
+        return store.get(f"agree/{key}").decode("utf-8", "surrogateescape")
     except RuntimeError as error:
         raise NamedError("rank-failed", f"Rank 0 ended before it had decided on: {key}.") from error
