@@ -232,7 +232,9 @@ def _recorded_best(checkpoint: Path) -> str | None:
 
     try:
         content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        states = content.get("callbacks", {}).values()
+        # Ours before a user's own: Lightning names a callback's state by its class.
+        callbacks = content.get("callbacks", {})
+        states = [callbacks[key] for key in sorted(callbacks, key=lambda key: not key.startswith("RankZeroCheckpoint"))]
     except Exception:  # noqa: BLE001  # whatever a damaged file leads to: it names no best
         return None
     paths = [state.get("best_model_path") for state in states if isinstance(state, dict)]

@@ -22,6 +22,7 @@ from template.cli import SegmentationCLI
 from template.data.phantom import Phantom
 from template.data.transforms import Window
 from template.models.unet import UNet
+from template.runs import find_checkpoint
 
 from . import tiny
 
@@ -161,6 +162,20 @@ def test_validate_gives_the_numbers_of_the_best_epoch() -> None:
         by_epoch = [float(row["val/dice"]) for row in csv.DictReader(file) if row["val/dice"]]
     assert len(by_epoch) == 3
     assert told["dice"] == pytest.approx(max(by_epoch), rel=1e-6)
+
+
+def test_a_checkpoint_callback_of_ones_own_leaves_the_best_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    own = "--trainer.callbacks=lightning.pytorch.callbacks.ModelCheckpoint"
+    settings = ["--trainer.callbacks.every_n_train_steps=1", "--trainer.max_epochs=3", "--model.optimizer.lr=0.02"]
+    assert tiny.run(own, *settings) == 0
+    with (RUN / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        dice = [float(row["val/dice"]) for row in csv.DictReader(file) if row["val/dice"]]
+    best = find_checkpoint(Path("runs/tiny"), "best")
+    assert best is not None
+    assert best.name == f"best-{dice.index(max(dice)):03d}-val_dice={max(dice):.4f}.ckpt"
+    printed = capsys.readouterr().out
+    assert f"best validation, after {dice.index(max(dice)) + 1} epoch" in printed
+    assert f"checkpoints/{best.name}" in printed
 
 
 def test_the_numbers_of_test_are_those_of_the_best_weights_by_hand() -> None:

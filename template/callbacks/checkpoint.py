@@ -210,3 +210,10 @@ def _validation_due(trainer: Trainer, batch_idx: int) -> bool:
     if trainer.check_val_every_n_epoch is None:
         batch_idx = trainer.fit_loop.epoch_loop.total_batch_idx
     return isinstance(every, int) and (batch_idx + 1) % every == 0
+
+
+def keeper_of(trainer: Trainer) -> ModelCheckpoint | None:
+    """The callback whose best is the run's best: ours, wherever a user's own stand, or else the trainer's first."""
+    ours = (one for one in trainer.checkpoint_callbacks if isinstance(one, RankZeroCheckpoint))
+    first = next(ours, trainer.checkpoint_callback)
+    return first if isinstance(first, ModelCheckpoint) else None
