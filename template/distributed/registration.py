@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +20,7 @@ from .faults import NamedError
 #: What PyTorch and Lightning keep in each module for themselves.
 _INTERNAL = vars(nn.Module()).keys() | vars(LightningModule()).keys()
 _LISTS = (list, tuple, set, frozenset, deque)
+_CONTAINERS = ("a plain dict", *(f"a plain {one.__name__}" for one in _LISTS))
 # Looked into for the objects that they hold, so far that a list of a million file names costs nothing.
 _LONGEST = 1000
 _DEEPEST = 4
@@ -34,14 +35,18 @@ class Loose(NamedTuple):
     Attributes:
         path: Where, from the module that was searched, such as ``net.heads[0]``.
         what: Its class, or what kind of tensor it is.
-        fix: What to hold it in instead.
+        kind: ``layer``, ``metric``, ``parameter`` or ``tensor``.
+        holder: What holds it: the path of a list or dict, else its own.
+        place: What kind of place that is, such as ``a plain list``.
         trained: Whether it has to be known for training to be right: it would be left out of the optimizer, the
             checkpoint, and the average over the processes.
     """
 
     path: str
     what: str
-    fix: str
+    kind: str
+    holder: str
+    place: str
     trained: bool
 
 
@@ -49,7 +54,7 @@ def check_registered(module: nn.Module) -> None:
     """Refuse layers, parameters and metrics in plain lists and other places that a module does not look into.
 
     They are not moved to the device, not trained, not saved and not averaged over the processes, and on the CPU
-    nothing tells. What is frozen is only warned of: a teacher network is kept out of the checkpoint in this way.
+    nothing tells. What is frozen is only told: a teacher network is kept out of the checkpoint in this way.
 
     Args:
         module: The module that is trained.
@@ -59,15 +64,32 @@ def check_registered(module: nn.Module) -> None:
     """
     found = list(find_loose(module))
     for trained in (True, False):
-        loose = [one for one in found if one.trained is trained]
-        if not loose:
+        groups: dict[tuple[str, str], list[Loose]] = {}
+        for one in found:
+            if one.trained is trained:
+                groups.setdefault((one.holder, one.place), []).append(one)
+        if not groups:
             continue
-        told = "; ".join(f"{one.path} ({one.what}) {one.fix}" for one in loose[:_LISTED])
-        more = f"; and {len(loose) - _LISTED} more" if len(loose) > _LISTED else ""
-        error = NamedError("unregistered-module", f"{told}{more}.", fix="" if trained else None)
+        told = "; ".join(_sentence(group) for group in list(groups.values())[:_LISTED])
+        more = f"; and {len(groups) - _LISTED} more such places" if len(groups) > _LISTED else ""
+        fixes = dict.fromkeys(_advice(group[0]) for group in groups.values())
+        error = NamedError("unregistered-module", f"{told}{more}.", fix=f"Use {', '.join(fixes)}.")
         if trained:
             raise error
-        warnings.warn(str(error), stacklevel=2)
+        rank_zero_info(str(error))
+
+
+def _sentence(group: list[Loose]) -> str:
+    """Say of one place what is in it, and what becomes of that."""
+    first, count = group[0], len(group)
+    lost = {"metric": "moved nor reduced", "layer": "moved nor trained"}.get(first.kind, "moved nor trained")
+    lost = lost if first.trained else "moved nor saved"
+    if first.place not in _CONTAINERS:
+        return f"{first.path} ({first.what}) is in {first.place}: it is neither {lost}"
+    classes = list(dict.fromkeys(one.what for one in group))
+    names = ", ".join(classes[:_LISTED]) + ", …" * (len(classes) > _LISTED)
+    which = f"{count} {first.kind}{'s' * (count > 1)} ({names})"
+    return f"{first.holder} is {first.place} of {which}: {'they are' if count > 1 else 'it is'} neither {lost}"
 
 
 def find_loose(module: nn.Module) -> Iterator[Loose]:
@@ -78,23 +100,25 @@ def find_loose(module: nn.Module) -> Iterator[Loose]:
             # A metric's own tensors are its states, which it moves and reduces itself.
             if name not in _INTERNAL and not (isinstance(owner, Metric) and isinstance(value, Tensor)):
                 path = f"{prefix}.{name}" if prefix else name
-                yield from _search(value, path, "a plain attribute", known, 0)
+                yield from _search(value, path, (path, "a plain attribute"), known, 0)
 
 
-def _search(value: Any, path: str, place: str, known: set[int], depth: int) -> Iterator[Loose]:
+def _search(value: Any, path: str, held: tuple[str, str], known: set[int], depth: int) -> Iterator[Loose]:
     if id(value) in known or depth > _DEEPEST or isinstance(value, _LEFT_OUT):
         return
     if isinstance(value, nn.Module):
-        yield from _module(value, path, place, known)
+        yield from _module(value, path, held, known)
     elif isinstance(value, Tensor):
         # What a forward pass has left behind has a history, and is no leaf.
         if value.requires_grad and value.is_leaf:
-            what = f"a {'parameter' if isinstance(value, nn.Parameter) else 'tensor'} of shape {list(value.shape)}"
-            yield Loose(path, what, _advice(place, "Parameter"), trained=True)
+            kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
+            yield Loose(path, f"{kind} of shape {list(value.shape)}", kind, *held, trained=True)
     else:
         known.add(id(value))  # told once, and no walk in circles
         for part, name, where in _parts(value):
-            yield from _search(part, f"{path}{name}", where, known, depth + 1)
+            # Several attributes of an object are several places.
+            holder = path if where in _CONTAINERS else f"{path}{name}"
+            yield from _search(part, f"{path}{name}", (holder, where), known, depth + 1)
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, str, str]]:
@@ -104,7 +128,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, str, str]]:
             yield part, f"[{key!r}]", "a plain dict"
     elif isinstance(value, _LISTS):
         for number, part in enumerate(islice(value, _LONGEST)):
-            yield part, f"[{number}]", f"a plain {type(value).__name__}"
+            yield part, f"[{number}]", next(f"a plain {one.__name__}" for one in _LISTS if isinstance(value, one))
     # Not into the trainer, loggers and the like, nor into functions.
     elif not callable(value) and not type(value).__module__.startswith(("lightning.", "torch.")):
         attributes = getattr(value, "__dict__", None)
@@ -113,7 +137,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, str, str]]:
                 yield part, f".{name}", f"an object ({type(value).__name__}) that is no nn.Module"
 
 
-def _module(value: nn.Module, path: str, place: str, known: set[int]) -> Iterator[Loose]:
+def _module(value: nn.Module, path: str, held: tuple[str, str], known: set[int]) -> Iterator[Loose]:
     """A module that is not registered matters where something of it is not known otherwise either."""
     inside = list(value.modules())
     parameters = [one for one in value.parameters() if id(one) not in known]
@@ -123,17 +147,21 @@ def _module(value: nn.Module, path: str, place: str, known: set[int]) -> Iterato
     trained = any(one.requires_grad for one in parameters) or any(isinstance(one, Metric) for one in strangers)
     # Dropout in a plain list stays on in validation.
     if trained or parameters or buffers or any(isinstance(one, nn.modules.dropout._DropoutNd) for one in strangers):
-        yield Loose(path, type(value).__name__, _advice(place, "Module"), trained)
+        kind = "metric" if isinstance(value, Metric) else "layer"
+        yield Loose(path, type(value).__name__, kind, *held, trained)
 
 
-def _advice(place: str, kind: str) -> str:
-    if place == "a plain dict":
-        return f"is in {place}; use nn.{kind}Dict"
-    if place.startswith("a plain ") and place != "a plain attribute":
-        return f"is in {place}; use nn.{kind}List"
-    if place == "a plain attribute":
-        return f"is {place}; assign {'an nn.Parameter' if kind == 'Parameter' else 'it'} after super().__init__()"
-    return f"is in {place}; make it an attribute of the network"
+def _advice(loose: Loose) -> str:
+    """What to use instead, as the end of a sentence."""
+    kind = "Module" if loose.kind in ("layer", "metric") else "Parameter"
+    if loose.place == "a plain dict":
+        return f"nn.{kind}Dict"
+    if loose.place in _CONTAINERS:
+        return f"nn.{kind}List"
+    if loose.place == "a plain attribute":
+        what = "a module" if kind == "Module" else "an nn.Parameter"
+        return f"an attribute that is {what}, assigned after super().__init__()"
+    return "an attribute of the network"
 
 
 def check_optimizers(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
@@ -141,7 +169,7 @@ def check_optimizers(module: nn.Module, optimizers: Iterable[Optimizer]) -> None
 
     A parameter of no module is refused: it was replaced after the optimizer was made, or never registered, so that
     steps on it change nothing that is used, saved or averaged. A trainable parameter without an optimizer is only
-    warned of: to train a part alone is a choice, which freezing the rest says better. One parameter in two optimizers
+    told: to train a part alone is a choice, which freezing the rest says better. One parameter in two optimizers
     (adversarial training) is a choice as well; twice in one, torch itself refuses.
 
     Args:
@@ -166,10 +194,9 @@ def check_optimizers(module: nn.Module, optimizers: Iterable[Optimizer]) -> None
                 f"{shapes}{f'; the network has {_some(missing)}, which no optimizer has' if missing else ''}.",
             )
     if missing:
-        warnings.warn(
+        rank_zero_info(
             f"No optimizer has these trainable parameters, which therefore stay as they are: {_some(missing)}. If that "
-            "is meant, freeze them with requires_grad_(False). [optimizer-parameters]",
-            stacklevel=2,
+            "is meant, freeze them with requires_grad_(False). [optimizer-parameters]"
         )
 
 

@@ -50,7 +50,8 @@ def _fit_plain_list(rank: int, world_size: int, folder: str) -> Any:
 def test_layers_in_a_plain_list_end_the_run_before_its_first_step(tmp_path: Path) -> None:
     for error in run_ranks(2, _fit_plain_list, 2, str(tmp_path)):
         assert error.identifier == "unregistered-module"
-        assert "net.heads[0] (Conv2d) is in a plain list; use nn.ModuleList" in error.what
+        assert error.what == "net.heads is a plain list of 2 layers (Conv2d): they are neither moved nor trained."
+        assert error.fix == "Use nn.ModuleList."
         assert "averaged over the processes" in error.cause
 
 
@@ -75,7 +76,10 @@ def test_the_same_in_one_process_through_the_command_line(
     monkeypatch.delitem(sys.modules, "net_list", raising=False)
     tiny.write()
     assert tiny.run("--model.net", "net_list.PlainList") == 1
-    assert "error: net.heads[0] (Conv2d) is in a plain list; use nn.ModuleList." in capsys.readouterr().err
+    assert (
+        "error: net.heads is a plain list of 1 layer (Conv2d): it is neither moved nor trained."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.case("D4", "notes/build-optimizer")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from template.distributed.faults import NamedError
 from template.distributed.registration import check_optimizers, check_registered, find_loose
 from template.models.losses import CrossEntropyDice
 from template.models.unet import UNet
+from tests.cases.toy import messages
 
 
 def conv() -> nn.Conv2d:
@@ -44,42 +44,66 @@ def refusal(**attributes: Any) -> NamedError:
 
 @pytest.mark.case("D1", "notes/second-cuda")
 @pytest.mark.parametrize(
-    ("attributes", "told"),
+    ("attributes", "told", "fix"),
     [
         (
             {"heads": [conv(), conv()]},
-            "net.heads[0] (Conv2d) is in a plain list; use nn.ModuleList; net.heads[1] (Conv2d) is in a plain list",
+            "net.heads is a plain list of 2 layers (Conv2d): they are neither moved nor trained. ",
+            "Use nn.ModuleList.",
         ),
-        ({"heads": (nn.ReLU(), conv())}, "net.heads[1] (Conv2d) is in a plain tuple; use nn.ModuleList."),
-        ({"heads": {"a": conv()}}, "net.heads['a'] (Conv2d) is in a plain dict; use nn.ModuleDict."),
-        ({"heads": [{"a": [conv()]}]}, "net.heads[0]['a'][0] (Conv2d) is in a plain list; use nn.ModuleList."),
+        (
+            {"heads": (nn.ReLU(), conv())},
+            "net.heads is a plain tuple of 1 layer (Conv2d): it is neither moved nor trained. ",
+            "Use nn.ModuleList.",
+        ),
+        (
+            {"heads": {"a": conv(), "b": nn.Linear(1, 1)}},
+            "net.heads is a plain dict of 2 layers (Conv2d, Linear): they are",
+            "Use nn.ModuleDict.",
+        ),
+        (
+            {"heads": [{"a": [conv()]}]},
+            "net.heads[0]['a'] is a plain list of 1 layer (Conv2d): it is",
+            "Use nn.ModuleList.",
+        ),
+        (
+            {"heads": [conv()], "tails": [conv(), conv()]},
+            "net.heads is a plain list of 1 layer (Conv2d): it is neither moved nor trained; net.tails is a plain list",
+            "Use nn.ModuleList.",
+        ),
         (
             {"scales": [nn.Parameter(torch.ones(3))]},
-            "net.scales[0] (a parameter of shape [3]) is in a plain list; use nn.ParameterList.",
+            "net.scales is a plain list of 1 parameter (parameter of shape [3]): it is",
+            "Use nn.ParameterList.",
         ),
         (
             {"scale": torch.ones(2, requires_grad=True)},
-            "net.scale (a tensor of shape [2]) is a plain attribute; assign an nn.Parameter after super().__init__().",
+            "net.scale (tensor of shape [2]) is in a plain attribute: it is neither moved nor trained. ",
+            "Use an attribute that is an nn.Parameter, assigned after super().__init__().",
         ),
         (
             {"parts": SimpleNamespace(head=conv())},
-            "net.parts.head (Conv2d) is in an object (SimpleNamespace) that is no nn.Module; make it an attribute of",
+            "net.parts.head (Conv2d) is in an object (SimpleNamespace) that is no nn.Module: it is",
+            "Use an attribute of the network.",
         ),
     ],
-    ids=["list", "tuple", "dict", "nested", "parameters", "tensor", "object"],
+    ids=["list", "tuple", "dict", "nested", "two lists", "parameters", "tensor", "object"],
 )
-def test_layers_that_no_module_knows_are_refused_by_name(attributes: dict[str, Any], told: str) -> None:
-    assert refusal(**attributes).what.startswith(told)
+def test_layers_that_no_module_knows_are_refused_by_name(attributes: dict[str, Any], told: str, fix: str) -> None:
+    error = refusal(**attributes)
+    assert str(error).startswith(told)
+    assert error.fix == fix
 
 
 @pytest.mark.case("C10")
 def test_a_metric_in_a_plain_dict_is_refused_by_name() -> None:
     error = refusal(scores={"m": torchmetrics.MeanMetric()})
-    assert error.what == "net.scores['m'] (MeanMetric) is in a plain dict; use nn.ModuleDict."
+    assert error.what == "net.scores is a plain dict of 1 metric (MeanMetric): it is neither moved nor reduced."
+    assert error.fix == "Use nn.ModuleDict."
 
 
 def test_many_are_told_in_short() -> None:
-    assert refusal(heads=[conv() for _ in range(8)]).what.endswith("; and 3 more.")
+    assert refusal(**{f"heads_{n}": [conv()] for n in range(8)}).what.endswith("; and 3 more such places.")
 
 
 def test_each_is_told_once() -> None:
@@ -88,11 +112,12 @@ def test_each_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("what", [conv().requires_grad_(False), nn.CrossEntropyLoss(torch.ones(2)), nn.Dropout()])
-def test_what_is_not_trained_is_warned_of(what: nn.Module) -> None:
-    with pytest.warns(
-        UserWarning, match=r"net\.held\[0\] .* is in a plain list; use nn\.ModuleList\..*\[unregistered-mod"
-    ):
-        check_registered(Holder(held=[what]))
+def test_what_is_not_trained_is_told(what: nn.Module) -> None:
+    told = messages()
+    check_registered(Holder(held=[what]))
+    name = type(what).__name__
+    assert told[0].startswith(f"net.held is a plain list of 1 layer ({name}): it is neither moved nor saved. ")
+    assert told[0].endswith("Use nn.ModuleList. [unregistered-module]")
 
 
 def references() -> nn.Module:
@@ -171,16 +196,17 @@ def test_a_layer_that_was_replaced_after_the_optimizer_was_made() -> None:
 @pytest.mark.case("D4")
 def test_training_a_part_alone_is_a_choice_that_is_told() -> None:
     net = nn.Sequential(conv(), conv())
-    with pytest.warns(UserWarning, match=r"No optimizer has .*: 0\.weight, 0\.bias\. If .*\[optimizer-parameters\]"):
-        check_optimizers(net, [torch.optim.SGD(net[1].parameters(), lr=1)])
+    told = messages()
+    check_optimizers(net, [torch.optim.SGD(net[1].parameters(), lr=1)])
+    assert told[0].startswith("No optimizer has these trainable parameters, which therefore stay as they are: 0.weight")
 
 
 def test_optimizers_in_order_are_not_accused() -> None:
     net = nn.Sequential(conv(), conv(), conv().requires_grad_(False))
     groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 2}]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_optimizers(net, [torch.optim.SGD(groups, lr=1)])
-        check_optimizers(net, [torch.optim.SGD(net.parameters(), lr=1)])  # frozen ones are no matter
-        check_optimizers(net, [torch.optim.SGD(part.parameters(), lr=1) for part in net])
-        check_optimizers(net, [])
+    told = messages()
+    check_optimizers(net, [torch.optim.SGD(groups, lr=1)])
+    check_optimizers(net, [torch.optim.SGD(net.parameters(), lr=1)])  # frozen ones are no matter
+    check_optimizers(net, [torch.optim.SGD(part.parameters(), lr=1) for part in net])
+    check_optimizers(net, [])
+    assert not told
