@@ -27,7 +27,7 @@ class TestStartSummary:
     def test_says_what_is_about_to_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert start_of_fit(tmp_path, capsys, Stripes(train=11, val=4, test=3, batch_size=4)) == [
             f"run      {tmp_path}",
-            "network  Bright, 0.00 M parameters, all trainable",
+            "network  Bright, 1 parameters, all trainable",
             "data     Stripes, 2 classes: background, stripe",
             "samples  11 train, 4 val, 3 test",
             "hardware 1 × cpu, precision 32-true, SingleDeviceStrategy",
@@ -37,7 +37,8 @@ class TestStartSummary:
 
     def test_shares_the_batch_out_to_accumulation(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         lines = start_of_fit(tmp_path, capsys, Stripes(train=12, batch_size=4), accumulate_grad_batches=2)
-        assert lines[-1] == "global batch 4 = 1 process × 2 × 2 accumulation; 3 steps an epoch"
+        assert lines[-2] == "global batch 4 = 1 process × 2 × 2 accumulation; 3 steps an epoch"
+        assert lines[-1].startswith("differs  trainer.accumulate_grad_batches 2: equal to runs with the same number")
 
     def test_counts_the_steps_that_the_trainer_will_take(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -45,7 +46,7 @@ class TestStartSummary:
         # 3 of 6 micro-batches: one step of two, one of the last.
         data = Stripes(train=12, batch_size=4)
         lines = start_of_fit(tmp_path, capsys, data, accumulate_grad_batches=2, limit_train_batches=3)
-        assert lines[-1] == "global batch 4 = 1 process × 2 × 2 accumulation; 2 steps an epoch"
+        assert lines[-2] == "global batch 4 = 1 process × 2 × 2 accumulation; 2 steps an epoch"
 
     def test_counts_frozen_parameters_apart(self, tmp_path: Path) -> None:
         module = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(1000, 250, bias=False))
@@ -58,7 +59,12 @@ class TestStartSummary:
         run = trainer()
         data.trainer = run
         fake: Any = SimpleNamespace(
-            datamodule=data, num_training_batches=2, precision="32-true", strategy=run.strategy, world_size=1
+            datamodule=data,
+            num_training_batches=2,
+            precision="32-true",
+            strategy=run.strategy,
+            world_size=1,
+            accumulate_grad_batches=1,
         )
         return dict(StartSummary(folder)._lines(fake, module))["network"]  # type: ignore[arg-type]
 
