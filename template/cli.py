@@ -43,16 +43,18 @@ from .config.sources import read_given, refusal
 from .config.value_types import Parameters, one_line
 from .data.module import SegmentationData
 from .distributed.environment import check_processes, plugins
+from .distributed.faults import NamedError
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
 from .distributed.launch import leave_message
-from .distributed.stop import Stopped
+from .distributed.raised import named, own_frames
+from .distributed.stop import CtrlC, Stopped
 from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
 from .distributed.watchdog import Watchdog
 from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, open_store, read_world
 from .models.segmenter import Segmenter
 from .quiet import silence_known
 from .run_lock import run_lock
-from .runs import CHECKPOINTS, Place, decide_place, experiment_folder, remove_parts
+from .runs import CHECKPOINTS, LAST, Place, decide_place, experiment_folder, remove_parts
 
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Said once, in the data, and where.
@@ -90,9 +92,10 @@ class SegmentationCLI(LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         silence_known()
-        self._stop = StopOnSignal()
+        self._stop, self._ctrl_c = StopOnSignal(), CtrlC()
         self._verb = args[0]
         with ExitStack() as self._until_the_end:
+            self._until_the_end.enter_context(self._ctrl_c)
             try:
                 super().__init__(
                     Segmenter,
@@ -111,24 +114,38 @@ class SegmentationCLI(LightningCLI):
                 )
             except (Stopped, LaunchNeeded):
                 raise
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                if isinstance(error, SystemExit) and self.watchdog is None and not own_frames(error):
+                    raise  # of the parser, after --help and the like
+                if isinstance(error, KeyboardInterrupt) and self._ctrl_c.came:
+                    raise self._interrupted() from error
                 raise self._reason(error) from error
 
-    def _reason(self, error: Exception) -> Exception:
+    def _interrupted(self) -> Stopped:
+        last = self.place.run / CHECKPOINTS / LAST if self._verb == "fit" and hasattr(self, "place") else None
+        resume = " Resume from the last checkpoint with --ckpt_path last." if last and last.exists() else ""
+        print(f"Stopped by Ctrl-C.{resume}", file=sys.stderr)
+        return Stopped(signal.SIGINT)
+
+    def _reason(self, error: BaseException) -> BaseException:
         """What an exception is in truth: another rank's stop, another rank's failure, or itself."""
         if self._stop.asked:
             # Another rank has stopped already, and a collective with it failed.
             return Stopped(signal.SIGTERM)
+        reason = error
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            reason = named(error)
         # First of all: once the others know, this process may be ended any moment.
         if self.rank_folder is not None:
             with suppress(OSError):  # a folder that cannot be written is no reason to lose the error itself
-                write_error(self.rank_folder, error)
+                file = write_error(self.rank_folder, error)
+                reason = error if isinstance(error, NamedError) else named(error, file)
         if self.watchdog is not None:
             self.watchdog.on_exception(error)
             of_a_peer = self.watchdog.explain_peer_failure(error)
             if of_a_peer is not None:
                 return of_a_peer
-        return error
+        return reason
 
     @override
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # the base's needs no instance
@@ -281,11 +298,10 @@ class SegmentationCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except SystemExit as error:
-            # Lightning ends with 1 after Ctrl-C; a shell reports 130.
-            if not isinstance(error.__context__, KeyboardInterrupt):
-                raise
-            print("Stopped by Ctrl-C. Resume from the last checkpoint with --ckpt_path last.", file=sys.stderr)
-            raise Stopped(signal.SIGINT) from error
+            # Lightning's way to end after Ctrl-C.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
         except ValueError as error:
             if "val_check_interval" not in str(error):
                 raise

@@ -537,3 +537,52 @@ def test_settings_given_at_a_resume_win_over_the_checkpoint(capsys: pytest.Captu
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.002
     assert tiny.run("--model.optimizer.lr", "0.002", "--trainer.max_epochs", "3", "--ckpt_path", "last") == 0
     assert "when the checkpoint was written" not in capsys.readouterr().err
+
+
+ENDING = """\
+import os
+import sys
+from template.models.unet import UNet
+
+class Ending(UNet):
+    def forward(self, x):
+        if self.training:
+            END
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("sys.exit(0)", "sys.exit(0), raised at ending.py:8 forward."),
+        ("exit()", "sys.exit(None), raised at ending.py:8 forward."),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt, raised at ending.py:8 forward."),
+    ],
+)
+def test_code_that_ends_the_process_is_a_failure_that_says_where(
+    statement: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ending.py").write_text(ENDING.replace("END", statement), encoding="utf-8")
+    sys.modules.pop("ending", None)
+    assert tiny.run("--model.net", "ending.Ending", "--model.net.width", "4") == 1
+    said = capsys.readouterr().err
+    assert f"error: {text}" in said
+    assert "last checkpoint" not in said
+    assert "ending.py" in (RUN / "rank_0" / "error.txt").read_text(encoding="utf-8")
+
+
+def test_a_module_that_ends_the_process_when_it_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ending.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    sys.modules.pop("ending", None)
+    assert tiny.run("--model.net", "ending.Ending") != 0
+    assert "sys.exit(0), raised at ending.py:2" in capsys.readouterr().err
+
+
+def test_a_text_that_is_no_utf_8_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    statement = r'raise ValueError("Gr\udcfc\udcdfe.png is damaged")'
+    Path("ending.py").write_text(ENDING.replace("END", statement), encoding="utf-8")
+    sys.modules.pop("ending", None)
+    assert tiny.run("--model.net", "ending.Ending", "--model.net.width", "4") == 1
+    assert r"Gr\udcfc\udcdfe.png is damaged" in capsys.readouterr().err
+    assert r"Gr\udcfc\udcdfe.png is damaged" in (RUN / "rank_0" / "error.txt").read_text(encoding="utf-8")

@@ -40,6 +40,8 @@ def own_frames(error: BaseException) -> str:
 
 def headline(error: BaseException) -> str:
     """``ValueError: no liver here``: type and text of an exception in one line."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({shortened(ascii(error.code), 80)})"
     text = text_of(error)
     if _IN_WORKER in text:
         return shortened(text.strip().splitlines()[-1])
@@ -55,15 +57,16 @@ def said(error: BaseException) -> str:
     return f"{text.rstrip('.')}, raised at {place}" if place else text
 
 
-def named(error: BaseException, file: Path) -> NamedError:
+def named(error: BaseException, file: Path | None = None) -> NamedError:
     """An exception that has no name in the catalogue as an error of one sentence.
 
     Args:
         error: The exception.
-        file: Where its whole traceback is.
+        file: Where its whole traceback is, where it was written.
     """
-    where = f"The whole traceback is in {short(str(file.resolve()))}."
-    return NamedError("exception", f"{said(error)}.", "", where)
+    cause = "That ends a process before its run is done." if isinstance(error, (SystemExit, KeyboardInterrupt)) else ""
+    where = f"The whole traceback is in {short(str(file.resolve()))}." if file else ""
+    return NamedError("exception", f"{said(error)}.", cause, where)
 
 
 def _users(error: BaseException) -> list[tuple[str, int, str]]:
@@ -79,6 +82,8 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import Self
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -28,6 +33,34 @@ class Stopped(Exception):  # noqa: N818  # asked for, not an error
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.exit_code = 128 + signum
+
+
+class CtrlC:
+    """Knows whether this process was sent SIGINT, inside of ``with``: code can raise ``KeyboardInterrupt`` as well.
+
+    Attributes:
+        came: It was.
+    """
+
+    def __init__(self) -> None:
+        self.came = self._listens = False
+
+    def __enter__(self) -> Self:
+        # Another one's handler, and threads, which may set none, are left alone.
+        in_main = threading.current_thread() is threading.main_thread()
+        self._listens = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._listens:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Lightning ignores the signal after the exception, and whoever presses twice shall not disturb the end.
+        if self._listens and not self.came:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.default_int_handler(signum, frame)
 
 
 class Orders:
