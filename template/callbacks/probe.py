@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from ..distributed.probe import describe, find_unused, probe_batch, probe_loss
+from ..distributed.probe import advice, describe, find_unused, probe_batch, probe_loss
 from ..distributed.registration import check_optimizers, check_registered
 from ..distributed.strategy import SafeDDPStrategy
 
@@ -16,7 +15,7 @@ class ProbeStep(Callback):
     """Runs one step whose effects are discarded before the first real one; the strategy does it where it is DDP."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for what is not registered, and warn of parameters that get no gradient."""
+        """Look for what is not registered, and tell of parameters that get no gradient."""
         # Other strategies put parameters of their own in place.
         if isinstance(trainer.strategy, (DDPStrategy, SingleDeviceStrategy)):
             check_optimizers(pl_module, trainer.optimizers)
@@ -28,8 +27,8 @@ class ProbeStep(Callback):
             return
         unused = find_unused(pl_module, lambda: probe_loss(trainer, batch))
         if unused:
-            warnings.warn(
+            rank_zero_info(
                 f"Trainable parameters got no gradient: {describe(unused, trainer.world_size)}. They are not trained; "
-                "with several processes, DDP would look for them in every step. [unused-parameters]",
-                stacklevel=2,
+                "with several processes, DDP would look for them in every step. "
+                f"{advice(unused, trainer.world_size)} [unused-parameters]"
             )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from .faults import NamedError
+from .knobs import FULL_KEY
 from .probe import trainable_names
 from .recognize import Finding, recognize
 from .trainable import listed
@@ -71,7 +72,7 @@ def _skipped(what: str, identifier: str) -> NamedError:
         what,
         cause="A branch of the network or of the loss was not taken for this rank's samples.",
         fix="Use the output in the loss of every step, with weight 0 where it does not count (loss + 0 * out.sum()), "
-        "or set strategy.find_unused_parameters to true and strategy.static_graph to false.",
+        f"or set {FULL_KEY}.find_unused_parameters to true and static_graph to false.",
     )
 
 

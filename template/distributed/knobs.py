@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from .faults import NamedError
 CommHook = Literal["none", "fp16", "bf16", "powersgd"]
 
 DEFAULT_TIMEOUT = "30m"
+#: Where the knobs are in a configuration.
+FULL_KEY = "trainer.strategy.init_args"
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _TIME = r"(\d+(?:\.\d+)?)\s*([smh]?)"
@@ -51,8 +54,8 @@ def check_knobs(
         raise refused(
             "find_unused_parameters",
             True,
-            "strategy.static_graph is true as well: it looks for them once, in the first step, instead of in each.",
-            "Set strategy.find_unused_parameters to false or auto, or strategy.static_graph to false.",
+            f"{FULL_KEY}.static_graph is true as well, which looks for them once, in the first step, not in each.",
+            f"Set {FULL_KEY}.find_unused_parameters to auto, or {FULL_KEY}.static_graph to false.",
         )
     if bucket_cap_mb <= 0:
         raise refused("bucket_cap_mb", bucket_cap_mb, "It is the size of a bucket of gradients in MiB.", "Use 25.")
@@ -84,4 +87,9 @@ def check_device(device: str, process_group_backend: str | None) -> None:
 
 def refused(knob: str, value: Any, cause: str, fix: str) -> NamedError:
     """The named failure of a knob's value."""
-    return NamedError("config", f"strategy.{knob} is '{value}', which cannot be used.", cause=cause, fix=fix)
+    return NamedError("config", f"{FULL_KEY}.{knob} is {_typed(value)}, which cannot be used.", cause=cause, fix=fix)
+
+
+def _typed(value: Any) -> str:
+    """A value as it stands in a configuration; text in quotes."""
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .collectives import world_size
 from .faults import NamedError
+from .knobs import FULL_KEY
 from .undo import nothing_happened
 
 NOT_CALLED = "its module is not called in forward: a branch that is not taken, or a layer that is left over"
@@ -92,9 +93,33 @@ def find_unused(module: nn.Module, compute_loss: Callable[[], Tensor]) -> list[U
     return _joined([name for name, _, _ in _trainable(module)], everywhere)
 
 
-def unused_error(unused: Iterable[Unused], ranks: int) -> NamedError:
+def unused_error(unused: Sequence[Unused], ranks: int) -> NamedError:
     """The named failure of parameters that DDP would wait for."""
-    return NamedError("unused-parameters", f"Trainable parameters got no gradient: {describe(unused, ranks)}.")
+    return NamedError(
+        "unused-parameters",
+        f"Trainable parameters got no gradient: {describe(unused, ranks)}.",
+        cause=f"DDP waits in each step for the gradient of each of them, as {FULL_KEY}.find_unused_parameters is "
+        "false.",
+        fix=f"{advice(unused, ranks)} Where that is meant, set {FULL_KEY}.find_unused_parameters to auto.",
+    )
+
+
+def advice(unused: Iterable[Unused], ranks: int) -> str:
+    """What to change in the network, by what the pass shows of the reason.
+
+    Args:
+        unused: The parameters.
+        ranks: Number of ranks.
+    """
+    found = list(unused)
+    ways = ["Remove the layer"]
+    if any(NOT_CALLED in one.cause for one in found):
+        ways.append("call it in forward")
+    if any(NOT_IN_LOSS in one.cause for one in found):
+        ways.append("use its output in the loss (return it from forward, without detach)")
+    if any(len(one.ranks) < ranks for one in found):
+        ways.append("take the branch on all ranks (with weight 0 where it does not count: loss + 0 * out.sum())")
+    return f"{', or '.join([*ways, 'freeze it with requires_grad_(False)'])}."
 
 
 def describe(unused: Iterable[Unused], ranks: int, most: int = 10) -> str:

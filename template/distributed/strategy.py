@@ -24,8 +24,8 @@ from .collectives import use_group
 from .devices import Gpu, avoid_detail, check_own_gpu
 from .diagnose import diagnose, missing_error
 from .faults import NamedError
-from .knobs import DEFAULT_TIMEOUT, CommHook, check_device, check_knobs, parse_timeout
-from .probe import describe, find_unused, probe_batch, probe_loss, sample_names, unused_error
+from .knobs import DEFAULT_TIMEOUT, FULL_KEY, CommHook, check_device, check_knobs, parse_timeout
+from .probe import advice, describe, find_unused, probe_batch, probe_loss, sample_names, unused_error
 from .registration import check_registered
 from .trainable import Trainable
 from .undo import nothing_happened
@@ -58,7 +58,8 @@ class SafeDDPStrategy(DDPStrategy):
 
     Args:
         find_unused_parameters: Whether DDP looks, in every step, for parameters that got no gradient, which costs a
-            walk over the graph each time. ``auto``: only if a probe step at the start finds some, and tells which.
+            walk over the graph each time. ``auto``: only if a probe step at the start finds some, and tells which
+            (with ``static_graph``, DDP finds them in its first step, so that the search stays off).
             ``false``: such parameters are refused, by name.
         sync_batchnorm: While training, compute the statistics of BatchNorm layers over all processes. Without it,
             running statistics are averaged over the processes before each validation and each checkpoint.
@@ -211,19 +212,24 @@ class SafeDDPStrategy(DDPStrategy):
 
     def _look_for_unused(self, module: LightningModule, batch: Any) -> None:
         unused = find_unused(module, lambda: probe_loss(module.trainer, batch))
-        knob = self.find_unused_parameters
+        knob, static = self.find_unused_parameters, self._ddp_kwargs["static_graph"]
         if unused and knob is False:
             raise unused_error(unused, self.world_size)
         if knob == "auto":
-            self._ddp_kwargs["find_unused_parameters"] = bool(unused) and not self._ddp_kwargs["static_graph"]
+            self._ddp_kwargs["find_unused_parameters"] = bool(unused) and not static
         if unused and knob == "auto":
+            way = (
+                "static_graph lets DDP find them in its first step, and expects the same in each later one"
+                if static
+                else "find_unused_parameters: auto turned the search on, which costs a walk over the graph in each step"
+            )
             rank_zero_info(
-                "find_unused_parameters: auto turned the search on, which costs a walk over the graph in each step. "
-                f"Without gradient in the first one: {describe(unused, self.world_size)}. [unused-parameters]"
+                f"Trainable parameters got no gradient: {describe(unused, self.world_size)}. They are not trained "
+                f"there; {way}. If that is not meant: {advice(unused, self.world_size)} [unused-parameters]"
             )
         if not unused and knob is True:
             rank_zero_info(
-                "strategy.find_unused_parameters is true, but all parameters got a gradient in the first step: the "
+                f"{FULL_KEY}.find_unused_parameters is true, but all parameters got a gradient in the first step: the "
                 "search costs time in every step for nothing. Set it to auto."
             )
 

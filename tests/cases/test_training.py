@@ -86,8 +86,8 @@ def test_with_auto_the_ranks_stay_equal(tmp_path: Path) -> None:
 
 @pytest.mark.case("A2")
 def test_a_branch_that_one_rank_skips_later_names_rank_and_samples(tmp_path: Path) -> None:
-    # Both passes of the start and the first step take the branch.
-    (_, _innocent), (_, error) = run_ranks(2, _aux, str(tmp_path), "auto", (0,), 2)
+    # The first step takes the branch; passes that are discarded are not counted.
+    (_, _innocent), (_, error) = run_ranks(2, _aux, str(tmp_path), "auto", (0,), 1)
     assert error.identifier == "unused-parameters"
     assert "net.aux.weight, net.aux.bias got no gradient on rank 1, at the samples train_000" in error.what
     assert "loss + 0 * out.sum()" in error.fix

@@ -24,7 +24,7 @@ def test_a_timeout_is_read(value: float | str, seconds: float) -> None:
 @pytest.mark.case("H9")
 @pytest.mark.parametrize("value", ["soon", "1:30:00", 0, "-5", "5d", ""])
 def test_what_is_no_time_is_refused(value: float | str) -> None:
-    with pytest.raises(NamedError, match=r"strategy\.timeout is '") as caught:
+    with pytest.raises(NamedError, match=r"trainer\.strategy\.init_args\.timeout is ") as caught:
         SafeDDPStrategy(timeout=value)
     assert caught.value.exit_code == 2
 
@@ -33,8 +33,8 @@ def test_what_is_no_time_is_refused(value: float | str) -> None:
     ("knobs", "named"),
     [
         ({"find_unused_parameters": "yes"}, "find_unused_parameters is 'yes'"),
-        ({"find_unused_parameters": True, "static_graph": True}, "find_unused_parameters is 'True'"),
-        ({"bucket_cap_mb": 0}, "bucket_cap_mb is '0'"),
+        ({"find_unused_parameters": True, "static_graph": True}, "find_unused_parameters is true"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0"),
         ({"process_group_backend": "ncll"}, "process_group_backend is 'ncll'"),
         ({"init_method": "tcp://host"}, "init_method is 'tcp://host'"),
         ({"init_method": "file://relative"}, "init_method is 'file://relative'"),
@@ -45,7 +45,7 @@ def test_what_cannot_be_used_is_refused_by_its_name(knobs: dict[str, Any], named
     with pytest.raises(NamedError) as caught:
         SafeDDPStrategy(**knobs)
     assert caught.value.identifier == "config"
-    assert caught.value.what == f"strategy.{named}, which cannot be used."
+    assert caught.value.what == f"trainer.strategy.init_args.{named}, which cannot be used."
     assert caught.value.fix
 
 
@@ -55,7 +55,7 @@ def test_ways_to_meet_are_taken(init_method: str) -> None:
 
 
 def test_nccl_on_the_cpu_is_refused() -> None:
-    with pytest.raises(NamedError, match=r"strategy\.process_group_backend is 'nccl'"):
+    with pytest.raises(NamedError, match=r"init_args\.process_group_backend is 'nccl'"):
         check_device("cpu", "nccl")
     check_device("cpu", "gloo")
     check_device("cuda", "nccl")

@@ -103,6 +103,13 @@ def test_a_branch_not_taken_on_one_rank_names_the_rank() -> None:
     error = unused_error(results[0], 3)
     assert error.identifier == "unused-parameters"
     assert "aux.weight, aux.bias on rank 1 alone" in error.what
+    assert "is false" in error.cause
+    assert error.fix == (
+        "Remove the layer, or call it in forward, or use its output in the loss (return it from forward, without "
+        "detach), or take the branch on all ranks (with weight 0 where it does not count: loss + 0 * out.sum()), or "
+        "freeze it with requires_grad_(False). Where that is meant, set "
+        "trainer.strategy.init_args.find_unused_parameters to auto."
+    )
 
 
 def test_long_lists_are_cut() -> None:

@@ -167,6 +167,8 @@ def test_unused_parameters_are_refused_by_name(tmp_path: Path) -> None:
     for _, error in run_ranks(2, _fit_left_over, str(tmp_path), {"find_unused_parameters": False}, False):
         assert error.identifier == "unused-parameters"
         assert "net.extra.weight, net.extra.bias (its module is not called in forward" in error.what
+        assert "trainer.strategy.init_args.find_unused_parameters is false" in error.cause
+        assert error.fix.startswith("Remove the layer, or call it in forward, or freeze it with requires_grad_(False).")
 
 
 @pytest.mark.case("notes/unused")
@@ -178,6 +180,16 @@ def test_auto_turns_the_search_on_and_tells_why(tmp_path: Path) -> None:
     assert "auto turned the search on" in told
     assert "net.extra.weight, net.extra.bias on rank 1 alone (a branch that is taken on other ranks only" in told
     assert torch.equal(*(found["weights"]["net.extra.weight"] for _, found in results))
+
+
+def test_auto_leaves_the_search_to_a_static_graph(tmp_path: Path) -> None:
+    results = run_ranks(2, _fit_left_over, str(tmp_path), {"static_graph": True}, False)
+    for _, found in results:
+        assert found["find_unused_parameters"] is False
+    told = " ".join(results[0][0])
+    assert "auto turned" not in told
+    assert "static_graph lets DDP find them in its first step" in told
+    assert "Remove the layer, or call it in forward" in told
 
 
 def test_auto_leaves_the_search_off_where_all_are_used(tmp_path: Path) -> None:
