@@ -13,6 +13,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 from torchmetrics import Metric
 
 from .faults import NamedError
@@ -73,7 +74,10 @@ def check_registered(module: nn.Module) -> None:
         told = "; ".join(_sentence(group) for group in list(groups.values())[:_LISTED])
         more = f"; and {len(groups) - _LISTED} more such places" if len(groups) > _LISTED else ""
         fixes = dict.fromkeys(_advice(group[0]) for group in groups.values())
-        error = NamedError("unregistered-module", f"{told}{more}.", fix=f"Use {', '.join(fixes)}.")
+        fix = f"Use {', '.join(fixes)}."
+        if any(group[0].trained and group[0].kind != "metric" for group in groups.values()):
+            fix += " A copy that is kept beside on purpose, such as a teacher: freeze it with requires_grad_(False)."
+        error = NamedError("unregistered-module", f"{told}{more}.", fix=fix)
         if trained:
             raise error
         rank_zero_info(str(error))
@@ -144,7 +148,11 @@ def _module(value: nn.Module, path: str, held: tuple[str, str], known: set[int])
     buffers = [one for one in value.buffers() if id(one) not in known]
     strangers = [one for one in inside if id(one) not in known]
     known.update(map(id, (*inside, *parameters, *buffers)))
-    trained = any(one.requires_grad for one in parameters) or any(isinstance(one, Metric) for one in strangers)
+    # Weights that follow those of the network ask for gradients, as they are copied from it, and never get any.
+    averages = {id(parameter) for one in inside if isinstance(one, AveragedModel) for parameter in one.parameters()}
+    trained = any(one.requires_grad and id(one) not in averages for one in parameters) or any(
+        isinstance(one, Metric) for one in strangers
+    )
     # Dropout in a plain list stays on in validation.
     if trained or parameters or buffers or any(isinstance(one, nn.modules.dropout._DropoutNd) for one in strangers):
         kind = "metric" if isinstance(value, Metric) else "layer"

@@ -21,6 +21,9 @@ from template.models.unet import UNet
 from tests.cases.toy import messages
 
 
+COPY = "A copy that is kept beside on purpose, such as a teacher: freeze it with requires_grad_(False)."
+
+
 def conv() -> nn.Conv2d:
     return nn.Conv2d(1, 1, 1)
 
@@ -92,7 +95,7 @@ def refusal(**attributes: Any) -> NamedError:
 def test_layers_that_no_module_knows_are_refused_by_name(attributes: dict[str, Any], told: str, fix: str) -> None:
     error = refusal(**attributes)
     assert str(error).startswith(told)
-    assert error.fix == fix
+    assert error.fix == f"{fix} {COPY}"
 
 
 @pytest.mark.case("C10")
@@ -210,3 +213,20 @@ def test_optimizers_in_order_are_not_accused() -> None:
     check_optimizers(net, [torch.optim.SGD(part.parameters(), lr=1) for part in net])
     check_optimizers(net, [])
     assert not told
+
+
+def test_averaged_weights_are_no_forgotten_layer() -> None:
+    """They ask for gradients as copies of layers that do; nothing is to train them."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3))
+    net.__dict__["average"] = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 2))
+    (loose,) = find_loose(net)
+    assert (loose.path, loose.trained) == ("average", False)
+
+
+def test_a_copy_on_purpose_is_told_how_to_say_so() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3))
+    net.__dict__["teacher"] = nn.Linear(2, 2)
+    with pytest.raises(NamedError, match=r"requires_grad_\(False\)"):
+        check_registered(net)
+    net.teacher.requires_grad_(False)  # type: ignore[union-attr]
+    check_registered(net)
