@@ -36,7 +36,8 @@ from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
 from .callbacks.thawed import ThawedLayers
 from .config.build_errors import unbuildable
-from .config.errors import Checker, refuse_strategy_name, refuse_unlogged
+from .config.callbacks import users_callbacks
+from .config.errors import Checker, refuse_strategy, refuse_unlogged
 from .config.parser import ConfigParser, own_names_first
 from .config.saved import SaveConfig
 from .config.sources import read_given, refusal
@@ -255,8 +256,7 @@ class SegmentationCLI(LightningCLI):
         assert self.watchdog is not None
         config = self._get(self.config_init, "trainer")
         self._get(self.config_init, "checkpoint").dirpath = str((self.place.run / CHECKPOINTS).resolve())
-        user = config.callbacks or []
-        user = user if isinstance(user, list) else [user]
+        user = users_callbacks(config.callbacks)
         kwargs |= {
             "callbacks": [
                 Heartbeats(self.watchdog),
@@ -276,7 +276,6 @@ class SegmentationCLI(LightningCLI):
             kwargs["strategy"] = SafeDDPStrategy(**LIGHTNING_NAMES[config.strategy])
         elif config.strategy == "auto" and self.world.size > 1:
             kwargs["strategy"] = SafeDDPStrategy()
-        refuse_strategy_name(config.strategy)
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
@@ -350,6 +349,7 @@ class SegmentationCLI(LightningCLI):
         """Hold the launcher's number of processes against the configuration, and meet the other processes."""
         config = self.config[self.config.subcommand]
         self.world, trainer = read_world(), config.trainer
+        refuse_strategy(trainer.strategy)
         asked = check_processes(self.world, trainer)
         if self.world.launcher is None:
             if asked > 1:

@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.strategies import StrategyRegistry
 
 from ..distributed.faults import NamedError
+from ..distributed.strategy import SafeDDPStrategy
 from .class_paths import find_class, nearest
 from .sources import ASK, COMMAND_LINE, SPEC_KEYS, Given, refusal, replaced_lists
 from .value_types import Parameters, accepts, class_types, expected, members, one_line, shown
@@ -271,12 +272,18 @@ class Checker:
         return None
 
 
-def refuse_strategy_name(strategy: Any) -> None:
-    """Refuse the name of a strategy that is not registered.
+def refuse_strategy(strategy: Any) -> None:
+    """Refuse the name of a strategy that is not registered, and knobs that cannot be used, before processes start.
+
+    Args:
+        strategy: The value of ``trainer.strategy``: a name, or a class path with its arguments.
 
     Raises:
         NamedError: ``config``.
     """
+    if hasattr(strategy, "get") and str(strategy.get("class_path")).rpartition(".")[2] == SafeDDPStrategy.__name__:
+        # Made here to be refused as it would be later, once in each process.
+        SafeDDPStrategy(**dict(strategy.get("init_args") or {}))
     if strategy in ("dp", "ddp2"):
         raise refusal(
             f"trainer.strategy is '{strategy}', which Lightning no longer has.",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from template.__main__ import main
-from template.config.errors import refuse_strategy_name
+from template.config.errors import refuse_strategy
 from template.distributed.faults import NamedError
 from tests import tiny
 
@@ -385,6 +385,17 @@ def test_what_becomes_of_the_arguments_of_a_replaced_class(capsys: pytest.Captur
 @pytest.mark.case("notes/dataparallel")
 def test_dataparallel_is_answered_with_what_to_use() -> None:
     with pytest.raises(NamedError, match="trainer.strategy is 'dp', which Lightning no longer has") as caught:
-        refuse_strategy_name("dp")
+        refuse_strategy("dp")
     assert "30 on two devices is 15 each" in caught.value.fix
     assert caught.value.exit_code == 2
+
+
+KNOBS = "--trainer.strategy SafeDDPStrategy --trainer.strategy.find_unused_parameters true"
+
+
+def test_knobs_that_do_not_go_together_are_refused_before_processes_meet(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*KNOBS.split(), "--trainer.strategy.static_graph", "true"]
+    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", *arguments])
+    key = "trainer.strategy.init_args"
+    assert f"{key}.find_unused_parameters is true, which cannot be used. {key}.static_graph is true as well" in sentence
+    assert f"Set {key}.find_unused_parameters to auto, or {key}.static_graph to false. [config]" in sentence
