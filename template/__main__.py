@@ -20,7 +20,8 @@ if not __package__:
 from .distributed.devices import check_devices
 from .distributed.faults import NamedError
 from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
-from .distributed.process import end_with_launcher, share_threads
+from .distributed.process import end_with_launcher, print_any_letter, share_threads
+from .distributed.raised import own_frames
 from .distributed.stop import Stopped
 from .distributed.world import World, read_world
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0 success, 1 a named failure, 2 wrong usage or configuration, 143 after SIGTERM.
     """
+    print_any_letter()
     try:
         given = strip_launcher_arguments(sys.argv[1:] if arguments is None else arguments)
     except NamedError as error:
@@ -75,8 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         return stopped.exit_code
     except NamedError as error:
-        message = f"error: {error}"
-        print(f"\n{message}", file=sys.stderr, flush=True)
+        message = f"{own_frames(error)}error: {error}" if error.identifier == "exception" else f"error: {error}"
+        # All processes find the same fault in what was asked for, and see the same files: one of a machine says it.
+        if world is None or world.local_rank == 0 or error.identifier not in ("config", "world-size", "batch-size"):
+            print(f"\n{message}", file=sys.stderr, flush=True)
         if world is not None:
             leave_message(world, message)
         return error.exit_code

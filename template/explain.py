@@ -25,6 +25,8 @@ _HEADINGS = {
     "consequence": "Consequences: what a failure elsewhere drags along.",
     "note": "To know:",
 }
+#: Names of findings that are milliseconds, and what they are called where they are written as a time.
+_DURATIONS = {"limit_milliseconds": "limit", "milliseconds": "waited"}
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?$")
 
 
@@ -38,7 +40,11 @@ def main(arguments: Sequence[str], program: str = "explain") -> int:
     Returns:
         0: something was recognised; 1: nothing was; 2: the text cannot be read.
     """
-    parser = argparse.ArgumentParser(program, description="Find the known failures in a log, first causes first.")
+    parser = argparse.ArgumentParser(
+        program,
+        description="Find the known failures in a log, first causes first.",
+        epilog="Exit codes: 0 a known failure was found, 1 none was, 2 the text cannot be read.",
+    )
     parser.add_argument("file", nargs="?", metavar="FILE", help="a log or traceback; default: standard input")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     parser.add_argument("--list", action="store_true", help="print the catalogue of failures, in Markdown")
@@ -59,7 +65,7 @@ def main(arguments: Sequence[str], program: str = "explain") -> int:
     elif text.strip():
         _print("\n".join(["No known failure is in this text.", *_others(text, findings)]) + "\n")
     else:
-        print("The text is empty.", file=sys.stderr)
+        print(f"The text is empty. Give it a log: {program} train.log, or COMMAND 2>&1 | {program}", file=sys.stderr)
     return 0 if findings else 1
 
 
@@ -180,7 +186,25 @@ def _where(places: Sequence[Place]) -> str:
 
 
 def _listed(names: dict[str, str]) -> str:
-    return "; ".join(f"{name.replace('_', ' ')} {values}" for name, values in names.items())
+    return "; ".join(
+        f"{_DURATIONS[name]} {_durations(values)}" if name in _DURATIONS else f"{name.replace('_', ' ')} {values}"
+        for name, values in names.items()
+    )
+
+
+def _durations(values: str) -> str:
+    """``30 min 3 s`` for ``1802779``, milliseconds."""
+
+    def spelled(match: re.Match[str]) -> str:
+        seconds = int(match[0]) / 1000
+        if seconds < 60:
+            return f"{seconds:g} s"
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+        return " ".join(f"{number} {unit}" for number, unit in parts if number)
+
+    return re.sub(r"\d+", spelled, values)
 
 
 def _few(values: Sequence[str], most: int = 12) -> str:

@@ -26,6 +26,14 @@ _WARNINGS = (
 _MESSAGES = (
     "💡 Tip",  # advertising
     "`weights_only` was not set, defaulting to `False`",  # of saving a checkpoint, where it means the whole of it
+    # What the summary at the start says as "hardware"; that there is a GPU which is not used is a warning, and stays.
+    "GPU available: ",
+    "TPU available: ",
+    "HPU available: ",
+    "` stopped: `max_",  # the last line of the progress says which epoch or step it is
+    "Seed set to ",  # the seed is in config.yaml
+    "Restoring states from the checkpoint path",  # one line says what a run goes on with
+    "Restored all states from the checkpoint",
 )
 
 
@@ -39,5 +47,9 @@ def silence_known() -> None:
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     # A logger's filter sees its own records alone.
-    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
-        logging.getLogger(f"lightning.pytorch.{name}").addFilter(_SaysSomething())
+    for name in (
+        "pytorch.utilities.rank_zero",
+        "pytorch.trainer.connectors.checkpoint_connector",
+        "fabric.utilities.seed",
+    ):
+        logging.getLogger(f"lightning.{name}").addFilter(_SaysSomething())

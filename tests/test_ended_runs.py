@@ -115,8 +115,12 @@ def test_sigkill_of_any_rank_ends_all_and_names_it(
     run.seconds_until_all_are_gone(20)
     assert run.program.returncode == 1
     if launcher == "by hand":
-        assert re.match(rf"error: Rank {rank} (was ended by SIGKILL|on \S+ ended without a word)", run.last_line)
-        assert run.last_line.endswith("[rank-gone]")
+        assert f"Rank {rank} was ended by SIGKILL." in run.last_line
+        errors = re.findall(r"^error: .*", run.printed.read_text(), re.MULTILINE)
+        assert len(errors) == 1
+        assert re.match(rf"error: Rank {rank} (was ended by SIGKILL|on \S+ ended without a word)", errors[0])
+        assert "--ckpt_path last" in errors[0]
+        assert errors[0].endswith("[rank-gone]")
     else:  # its own report comes last, and names the rank as well
         assert re.search(rf"rank\s*: {rank} .*\n.*exitcode\s*: -9", run.printed.read_text())
     assert torch.load(run.checkpoint, weights_only=True)["state_dict"]
@@ -180,7 +184,12 @@ def test_a_rank_that_raises_says_why_last_and_leaves_it_in_its_folder(tmp_path: 
     run.wait_for(run.checkpoint)
     run.seconds_until_all_are_gone(30)
     assert run.program.returncode == 1
-    assert "no liver here" in run.last_line
+    assert run.last_line.startswith("error: ")
+    assert "ValueError: no liver here, raised at raiser.py:10 forward. " in run.last_line
+    assert "runs/phantom/version_0/rank_1/error.txt" in run.last_line
+    printed = run.printed.read_text()
+    assert len(re.findall("^error: ", printed, re.MULTILINE)) == 1
+    assert all("raiser.py" in frame for frame in re.findall(r"^ *File .*", printed, re.MULTILINE))
     folder = run.checkpoint.parents[1]
     assert 'raiser.py", line 10, in forward' in (folder / "rank_1/error.txt").read_text()
     assert torch.load(run.checkpoint, weights_only=True)["state_dict"]

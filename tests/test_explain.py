@@ -127,7 +127,22 @@ def test_a_binary_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_an_empty_text(explain: Explain, text: str) -> None:
     code, out, err = explain(text)
-    assert (code, out, err) == (1, "", "The text is empty.\n")
+    assert (code, out) == (1, "")
+    assert err == "The text is empty. Give it a log: explain train.log, or COMMAND 2>&1 | explain\n"
+
+
+def test_the_usage_tells_the_exit_codes(explain: Explain, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        explain("", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 a known failure was found, 1 none was, 2 the text cannot be read." in shown
+
+
+def test_times_are_told_in_hours_minutes_and_seconds(explain: Explain) -> None:
+    line = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran "
+    _, out, _ = explain(f"{line}for 1802779 milliseconds before timing out.")
+    assert "limit 30 min; waited 30 min 3 s" in out
+    assert "milliseconds 1" not in out
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])

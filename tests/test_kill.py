@@ -160,7 +160,8 @@ def test_sigterm_saves_and_the_next_start_goes_on(
     step = 10 if where == "validation" else 7
     assert torch.load(restarts.newest(tmp_path) / "checkpoints/last.ckpt", weights_only=True)["global_step"] >= step
     # Told in training, ranks go on to the next order, or to the validation before it.
-    assert re.search(r"Stopped (in the validation )?after step \d+\. Resume with --ckpt_path last\.", output)
+    stopped = r"Stopped by SIGTERM (in the validation )?after step \d+; '\S+/last\.ckpt' holds it\. Resume with --"
+    assert re.search(stopped, output)
     print(f"{where}, {devices} processes: ended {seconds:.1f} s after the signal")
     codes = restarts.wait(restarts.start(devices, restarts.command(tmp_path), tmp_path), 300)
     assert codes == [0] * devices

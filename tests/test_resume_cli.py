@@ -21,16 +21,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.write()
 
 
-def test_the_same_command_again_begins_goes_on_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_command_again_begins_goes_on_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny.run("--config", OVERLAY) == 0
     before = restarts.table(RUN), restarts.events(RUN), (RUN / "checkpoints/last.ckpt").read_bytes()
-    caplog.clear()
-    with caplog.at_level("INFO"):
-        assert tiny.run("--config", OVERLAY) == 0  # nothing is left to do
-    assert f"Restoring states from the checkpoint path at {RUN}/checkpoints/last.ckpt" in caplog.text
-    assert "`max_epochs=1` reached" in caplog.text
+    capsys.readouterr()
+    assert tiny.run("--config", OVERLAY) == 0
+    assert "nothing to do: 1 of 1 epochs are done; raise trainer.max_epochs" in capsys.readouterr().out
     assert (restarts.table(RUN), restarts.events(RUN), (RUN / "checkpoints/last.ckpt").read_bytes()) == before
     assert tiny.run("--config", OVERLAY, "--trainer.max_epochs=2") == 0
+    assert f"goes on  with epoch 2, after step 2, of {RUN}/checkpoints/last.ckpt" in capsys.readouterr().out
     assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]
     table = restarts.table(RUN)
     assert before[0].items() <= table.items()

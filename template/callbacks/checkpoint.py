@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
+from ..distributed.heartbeat import short
 from ..distributed.stop import Stopped
 from ..runs import LAST
 from .checkpoint_io import check_room
@@ -133,7 +135,7 @@ class RankZeroCheckpoint(ModelCheckpoint):
         if _between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx):
             self.validation_is_due = True
             self._save_last(trainer)
-        rank_zero_info(f"Stopped in the validation after step {trainer.global_step}. Resume with --ckpt_path last.")
+        rank_zero_info(self._stopped(trainer, " in the validation"))
         raise Stopped(self.stop_signal or 0)
 
     @override
@@ -181,6 +183,11 @@ class RankZeroCheckpoint(ModelCheckpoint):
         # Not before a last.ckpt is written that no longer names it as the best.
         self._outdated.append(filepath)
 
+    def _stopped(self, trainer: Trainer, where: str) -> str:
+        by = f" by {signal.Signals(self.stop_signal).name}" if self.stop_signal else ""
+        file = short(str(Path(str(self.dirpath)) / LAST))
+        return f"Stopped{by}{where} after step {trainer.global_step}; '{file}' holds it. Resume with --ckpt_path last."
+
     def _wanted(self, trainer: Trainer) -> bool:
         return (self.save_soon or self.stop_signal is not None) and not getattr(trainer, "fast_dev_run", False)
 
@@ -193,7 +200,7 @@ class RankZeroCheckpoint(ModelCheckpoint):
         self._outdated.clear()
         self.save_soon, self._saved_at, self._saved_step = False, time.monotonic(), trainer.global_step
         if self.stop_signal is not None and not self.validation_is_due:
-            rank_zero_info(f"Stopped after step {trainer.global_step}. Resume with --ckpt_path last.")
+            rank_zero_info(self._stopped(trainer, ""))
             raise Stopped(self.stop_signal)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ..distributed.differences import differences
 from ..distributed.faults import NamedError
+from ..distributed.heartbeat import short
 from .checkpoint import keeper_of
 
 SCORES_FILE = "scores.json"
@@ -42,15 +43,27 @@ class StartSummary(Callback):
 
     def __init__(self, run_folder: Path) -> None:
         self.run_folder = Path(run_folder)
+        self._trains = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the summary."""
+        self._trains = True
         if not trainer.is_global_zero:
             return
         console = make_console()
         for label, text in self._lines(trainer, pl_module):
             # Paths and the line of the batch stay in one piece, to be copied and searched.
             console.print(Text.assemble((f"{label:<9}" if label else "", "bold"), text), soft_wrap=True)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say why a fit that goes on from the end of a training has done nothing."""
+        if self._trains or not trainer.is_global_zero:
+            return
+        knob, unit, done, most = "max_steps", "steps", trainer.global_step, trainer.max_steps
+        if trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch:
+            knob, unit, done, most = "max_epochs", "epochs", trainer.current_epoch, trainer.max_epochs
+        if 0 < most <= done:
+            make_console().print(f"nothing to do: {done} of {most} {unit} are done; raise trainer.{knob}")
 
     def _lines(self, trainer: Trainer, pl_module: LightningModule) -> list[tuple[str, str]]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by fit(datamodule=…)
@@ -64,7 +77,8 @@ class StartSummary(Callback):
         plan = plan._replace(steps=-(-int(trainer.num_training_batches) // plan.accumulation))
         lines = [
             ("run", str(self.run_folder)),
-            ("network", f"{network}, {_many(total)} parameters, {share} trainable"),
+            *_resumed(trainer),
+            ("network", f"{network}, {_many(total)} parameter{'s' * (total != 1)}, {share} trainable"),
             ("data", f"{type(data).__name__}, {len(data.classes)} classes: {classes}"),
             ("samples", ", ".join(_samples(data))),
             ("hardware", f"{_hardware(trainer)}, precision {trainer.precision}, {type(trainer.strategy).__name__}"),
@@ -73,6 +87,12 @@ class StartSummary(Callback):
         if plan.dropped:
             samples = data.num_samples("train")
             lines.append(("", f"smaller last batch: {plan.dropped} of {samples} samples left out of each epoch"))
+        for scheduler in (one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)):
+            batches = [
+                f"{plan.batch_size * scheduler.scheduling[epoch]} from epoch {epoch + 1} on"
+                for epoch in scheduler.epochs
+            ]
+            lines.append(("", f"GradientAccumulationScheduler: global batch {', '.join(batches)}"))
         reasons = differences(trainer, pl_module)
         return [*lines, *(("" if number else "differs", reason) for number, reason in enumerate(reasons))]
 
@@ -212,6 +232,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _resumed(trainer: Trainer) -> list[tuple[str, str]]:
+    """What a fit goes on with, if it does."""
+    if not trainer.ckpt_path:
+        return []
+    at = f"epoch {trainer.current_epoch + 1}, after step {trainer.global_step}"
+    return [("goes on", f"with {at}, of {short(str(Path(trainer.ckpt_path).resolve()))}")]
 
 
 def _many(count: int) -> str:

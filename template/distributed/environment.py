@@ -75,10 +75,16 @@ def check_processes(world: World, trainer: Any) -> int:
     elif trainer.devices in ("auto", -1, "-1") and trainer.num_nodes in (1, world.nodes):
         trainer.devices, trainer.num_nodes = world.local_size, world.nodes
     elif (asked, trainer.num_nodes) != (world.local_size, world.nodes):
+        several = world.nodes > 1 or trainer.num_nodes > 1
+        on = f"{world.nodes} machine{'s' * (world.nodes > 1)}" if several else "this machine"
+        nodes = f" and trainer.num_nodes {trainer.num_nodes}" if several else ""
+        set_nodes = f" --trainer.num_nodes {world.nodes}" if several else ""
         raise NamedError(
             "world-size",
-            f"{world.launcher} started {world.size} processes on {world.nodes} machines, but trainer.devices is "
-            f"{trainer.devices} and trainer.num_nodes {trainer.num_nodes}.",
+            f"{world.launcher} started {world.size} process{'es' * (world.size > 1)} on {on}, but trainer.devices is "
+            f"{trainer.devices}{nodes}.",
+            fix=f"Set --trainer.devices {world.local_size}{set_nodes}, or --trainer.devices auto, which takes as many "
+            "as the launcher has started.",
         )
     return asked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TextIO
@@ -59,7 +60,27 @@ def sentence(verdict: Verdict) -> NamedError:
     return NamedError(verdict.identifier, verdict.what, verdict.cause, verdict.fix)
 
 
-def write_report(out: TextIO, verdict: Verdict, ranks: Mapping[int, Seen], stack: str, with_sentence: bool) -> None:
+def own_part(stack: str) -> str:
+    """A stack without the libraries' frames; the whole of it where all are the libraries'.
+
+    Args:
+        stack: Frames as a traceback has them, or the interpreter's own dump; other lines, such as headings, stay.
+    """
+    kept, keeps, own = [], True, False
+    for line in stack.splitlines():
+        if frame := re.match(r'\s*File "(.*)", line \d+', line):
+            keeps = not is_library(frame[1])
+            own = own or keeps
+        elif not line.startswith("    "):
+            keeps = True
+        if keeps:
+            kept.append(line)
+    return "\n".join(kept) if own else stack
+
+
+def write_report(
+    out: TextIO, verdict: Verdict, ranks: Mapping[int, Seen], stack: str, with_sentence: bool, whole: str = ""
+) -> None:
     """Print the table, the guilty rank's stack and the sentence.
 
     Args:
@@ -68,6 +89,7 @@ def write_report(out: TextIO, verdict: Verdict, ranks: Mapping[int, Seen], stack
         ranks: All ranks as last seen.
         stack: Of the first guilty rank; may be empty.
         with_sentence: False if the caller prints the error itself.
+        whole: Where all frames of the stack are; given, only those are printed that are no library's.
     """
     console = Console(file=out, highlight=False)
     if not console.is_terminal:
@@ -76,8 +98,11 @@ def write_report(out: TextIO, verdict: Verdict, ranks: Mapping[int, Seen], stack
     console.print()
     console.print(_table(verdict, ranks))
     if stack:
-        console.print(Text(f"stack of rank {verdict.guilty[0]}, innermost last:", style="bold"))
-        console.print(Text(stack.rstrip()), soft_wrap=True)
+        shown = own_part(stack) if whole else stack
+        rest = f" (all frames: {whole})" if shown != stack else ""
+        heading = f"stack of rank {verdict.guilty[0]}, innermost last{rest}:"
+        console.print(Text(heading, style="bold"), soft_wrap=True)
+        console.print(Text(shown.rstrip()), soft_wrap=True)
     if with_sentence:
         console.print(Text(f"\nerror: {sentence(verdict)}"), soft_wrap=True)
     out.flush()
@@ -104,7 +129,8 @@ def _table(verdict: Verdict, ranks: Mapping[int, Seen]) -> Table:
         table.add_row(
             f"{mark}{rank}",
             Text(beat.host),
-            "" if beat.step is None else str(beat.step),
+            # What it said last may be of a second before its end.
+            "" if beat.step is None else f"≥ {beat.step}" if seen.gone and beat.state == "running" else str(beat.step),
             f"{beat.phase}{_state(seen)}",
             f"{seen.still:.0f} s",
             # Its name alone, so that it fits; the stack and the sentence have the whole path.

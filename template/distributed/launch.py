@@ -18,6 +18,7 @@ import yaml
 
 from .faults import NamedError
 from .process import cores_each
+from .told import printable
 from .world import World
 
 #: Where a rank leaves the message of its failure for the launcher, which shows the first one last.
@@ -159,7 +160,7 @@ def leave_message(world: World, text: str) -> None:
     """Leave the message of this rank's failure for the launcher."""
     file = os.environ.get(ERROR_FILE)
     if file and world.launcher == "torchrun":
-        Path(file).with_name(MESSAGE).write_text(text, encoding="utf-8")
+        Path(file).with_name(MESSAGE).write_text(printable(text), encoding="utf-8")
 
 
 def _show(failure: Any, folder: str) -> None:
@@ -170,16 +171,24 @@ def _show(failure: Any, folder: str) -> None:
         # It has printed its own failure, or was ended by another rank, which has left word of the reason.
         text = "" if 0 in said else next(iter(said.values()), "")
     elif rank in said:
-        # Where rank 0 has printed the reason, another rank's word that rank 0 is gone is no news.
-        told = 0 in said and (said[rank] == said[0] or said[rank].endswith("[rank-failed]"))
+        # Where rank 0 has printed the reason, another rank's word that rank 0 is gone is no news; nor is the reason
+        # itself, where rank 0 has printed that this rank failed and why.
+        told = 0 in said and (
+            said[rank] == said[0]
+            or said[rank].endswith("[rank-failed]")
+            or (said[0].rstrip().endswith("[rank-failed]") and f"error: Rank {rank} failed" in said[0])
+        )
         text = "" if told else said[rank]
     elif failure.exitcode < 0:
-        # Ranks that outlived it have seen more, and where rank 0 is among them, it has printed it.
-        text = "" if 0 in said else next(iter(said.values()), f"error: {_killed(rank, failure)}")
+        # Ranks that outlived it have seen more, and where rank 0 is among them, it has printed it; but the signal is
+        # known here alone.
+        text = f"Rank {rank} was ended by {failure.signal_name()}."
+        if 0 not in said:
+            text = f"{next(iter(said.values())).rstrip()}\n{text}" if said else f"error: {_killed(rank, failure)}"
     else:
         logs = sorted(Path(folder).glob(f"*/attempt_*/{rank}/stderr.log"))
-        tail = logs[-1].read_text(encoding="utf-8", errors="replace")[-4000:] if logs else ""
-        text = f"Rank {rank} ended with exit code {failure.exitcode}.\n{tail}"
+        lines = logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if logs else []
+        text = "\n".join([f"Rank {rank} ended with exit code {failure.exitcode}; the last it said:", *lines[-30:]])
     if text:
         print(text, file=sys.stderr, flush=True)
 
@@ -188,7 +197,10 @@ def _killed(rank: int, failure: Any) -> NamedError:
     """What a signal that ended a rank means."""
     if failure.exitcode == -signal.SIGKILL:
         cause = "It was killed from outside: kill -9, the kernel out of memory, or the scheduler."
-        fix = "See dmesg; if memory ran out, lower data.num_workers or data.batch_size."
+        fix = (
+            f"See dmesg and output.log in its folder rank_{rank}; if memory ran out, lower data.num_workers or "
+            "data.batch_size. A fit goes on from its last checkpoint with --ckpt_path last."
+        )
     else:
         cause = "Code in C crashed, in torch or in another extension, or the signal was sent from outside."
         fix = f"stack.txt in its folder rank_{rank} shows where it was."

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .heartbeat import SETTLED, Beat, collectives_entered, where
 
-_FRAMES = 25  # of a stack that are shown
+_FRAMES = 200  # of a stack that are kept, the innermost
 
 
 class MainThread:

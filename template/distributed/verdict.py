@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from .alarm import Alarm
 from .faults import FAULTS
-from .heartbeat import SETTLED, Beat
+from .heartbeat import SETTLED, Beat, short
 
 #: Seconds that a beat may be late before the rank no longer counts among the living.
 SILENT = 4.0
@@ -163,13 +164,22 @@ def judge(
 def _failed(ranks: Mapping[int, Seen], guilty: list[int]) -> Verdict:
     beat = ranks[guilty[0]].beat
     end = "" if beat.reason.endswith((".", "!", "?", "]")) else "."
-    return _verdict("rank-failed", guilty, f"Rank {guilty[0]} failed{_during(beat)}: {beat.reason}{end}")
+    file = _beside_stack(beat, "error.txt")
+    fix = f"Mend that failure; the whole traceback is in {file}." if file else ""
+    return _verdict("rank-failed", guilty, f"Rank {guilty[0]} failed{_during(beat)}: {beat.reason}{end}", fix=fix)
 
 
 def _gone(ranks: Mapping[int, Seen], guilty: list[int]) -> Verdict:
     one, beat = guilty[0], ranks[guilty[0]].beat
     if ranks[one].gone:
-        return _verdict("rank-gone", guilty, f"{_names(guilty)} on {beat.host} ended without a word{_during(beat)}.")
+        # Its last beat is up to a second old.
+        what = f"{_names(guilty)} on {beat.host} ended without a word, last seen{_during(beat)}."
+        file = _beside_stack(beat, "output.log") or "its log"
+        fix = (
+            f"Look at the end of {file} and at dmesg; if memory ran out, lower data.num_workers or data.batch_size. "
+            "A fit goes on from its last checkpoint with --ckpt_path last."
+        )
+        return _verdict("rank-gone", guilty, what, fix=fix)
     what = f"{_names(guilty)} on {beat.host} gave no sign of life for {ranks[one].age:.0f} s{_during(beat)}."
     cause = "The machine or its network is gone, or code in C holds Python's lock, so that nothing else can run there."
     return _verdict("rank-gone", guilty, what, cause)
@@ -237,6 +247,11 @@ def _verdict(identifier: str, guilty: list[int], what: str, cause: str = "", fix
 def _names(ranks: Sequence[int]) -> str:
     numbers = [str(rank) for rank in ranks]
     return f"Rank {numbers[0]}" if len(ranks) == 1 else f"Ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _beside_stack(beat: Beat, name: str) -> str:
+    """Path of a file in a rank's folder, as far as the folder is known."""
+    return short(str(Path(beat.stack_file).with_name(name))) if beat.stack_file else ""
 
 
 def _during(beat: Beat) -> str:

@@ -174,7 +174,7 @@ class Watchdog:
         """Find out which rank made a collective of this one fail, and why.
 
         Args:
-            error: What the main thread raised.
+            error: What it raised.
 
         Returns:
             The named failure, on the lowest living rank, which has printed the table then; None if the error is not
@@ -310,8 +310,8 @@ class Watchdog:
         self._peers.publish_verdict(verdict, report)
         assert self._out is not None
         with contextlib.suppress(OSError):
-            whole = short(str((self._folder / ERROR_FILE).resolve())) if self._folder is not None else ""
-            write_report(self._out, verdict, ranks, stack, with_sentence=self._ending, whole=whole)
+            whole = short(str((self._folder / ERROR_FILE).resolve())) if self._folder else ""
+            write_report(self._out, verdict, ranks, stack, self._ending, whole)
         self._keep(report)
         self._peers.wait_for_answers(3.0)
         if self._ending:
@@ -324,8 +324,7 @@ class Watchdog:
         """Another rank has spoken: end without a word."""
         self._ending = True
         self._end_soon()
-        failed = self._beat.state == "failed"  # for a reason of its own, which its main thread is about to tell
-        if not failed:
+        if not (failed := self._beat.state == "failed"):  # for its own reason, which its main thread is about to tell
             self._keep(report)
         self._peers.answer()
         time.sleep(_HOLD_BACK * (3 if failed else 1))
@@ -333,7 +332,7 @@ class Watchdog:
 
     def _keep(self, report: str) -> None:
         with contextlib.suppress(OSError):
-            if self._folder is not None:
+            if self._folder:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 (self._folder / ERROR_FILE).write_text(printable(report), encoding="utf-8")
         if self._leave is not None:

@@ -63,7 +63,7 @@ def test_the_error_file_holds_message_and_traceback(tmp_path: Path) -> None:
     except ValueError as error:
         write_error(tmp_path / "rank_3", error)
     text = (tmp_path / "rank_3" / "error.txt").read_text()
-    assert text.startswith("boom\n\n")
+    assert text.startswith("ValueError: boom\n\n")
     assert "KeyError: 'cause'" in text
     assert "test_rank_logs.py" in text
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 
 from template.callbacks.summary import ScoreTable, StartSummary
 from template.distributed.faults import NamedError
@@ -27,7 +27,7 @@ class TestStartSummary:
     def test_says_what_is_about_to_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert start_of_fit(tmp_path, capsys, Stripes(train=11, val=4, test=3, batch_size=4)) == [
             f"run      {tmp_path}",
-            "network  Bright, 1 parameters, all trainable",
+            "network  Bright, 1 parameter, all trainable",
             "data     Stripes, 2 classes: background, stripe",
             "samples  11 train, 4 val, 3 test",
             "hardware 1 × cpu, precision 32-true, SingleDeviceStrategy",
@@ -39,6 +39,13 @@ class TestStartSummary:
         lines = start_of_fit(tmp_path, capsys, Stripes(train=12, batch_size=4), accumulate_grad_batches=2)
         assert lines[-2] == "global batch 4 = 1 process × 2 × 2 accumulation; 3 steps an epoch"
         assert lines[-1].startswith("differs  trainer.accumulate_grad_batches 2: equal to runs with the same number")
+
+    def test_tells_a_schedule_of_the_accumulation(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        schedule = GradientAccumulationScheduler({1: 2, 4: 4})
+        fit = trainer(StartSummary(tmp_path), schedule, max_epochs=1, limit_val_batches=0)
+        fit.fit(segmenter(), datamodule=Stripes(train=12, batch_size=4))
+        told = "GradientAccumulationScheduler: global batch 4 from epoch 1 on, 8 from epoch 2 on, 16 from epoch 5 on"
+        assert told in capsys.readouterr().out.splitlines()
 
     def test_counts_the_steps_that_the_trainer_will_take(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -53,6 +60,24 @@ class TestStartSummary:
         module[0].requires_grad_(False)
         assert self.network(module, tmp_path) == "Sequential, 1.25 M parameters, 0.25 M trainable"
 
+    def test_counts_few_parameters_finely(self, tmp_path: Path) -> None:
+        assert self.network(torch.nn.Linear(4, 200), tmp_path) == "Linear, 1.0 k parameters, all trainable"
+
+    def test_says_what_it_goes_on_with_and_that_nothing_is_left(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        data = Stripes(train=4, val=2, batch_size=2)
+        run = trainer(StartSummary(tmp_path), max_epochs=1)
+        run.fit(segmenter(), datamodule=data)
+        run.save_checkpoint("last.ckpt")
+        assert "goes on" not in capsys.readouterr().out
+        trainer(StartSummary(tmp_path), max_epochs=2).fit(segmenter(), datamodule=data, ckpt_path="last.ckpt")
+        assert "goes on  with epoch 2, after step 2, of last.ckpt" in capsys.readouterr().out.splitlines()
+        trainer(StartSummary(tmp_path), max_epochs=1).fit(segmenter(), datamodule=data, ckpt_path="last.ckpt")
+        expected = "nothing to do: 1 of 1 epochs are done; raise trainer.max_epochs"
+        assert expected in capsys.readouterr().out.splitlines()
+
     @staticmethod
     def network(module: torch.nn.Module, folder: Path) -> str:
         data = Stripes(train=4)
@@ -65,6 +90,7 @@ class TestStartSummary:
             strategy=run.strategy,
             world_size=1,
             accumulate_grad_batches=1,
+            ckpt_path=None,
         )
         return dict(StartSummary(folder)._lines(fake, module))["network"]  # type: ignore[arg-type]
 

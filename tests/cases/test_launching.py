@@ -145,7 +145,7 @@ TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "torchrun started 2 processes on 1 machines, but trainer.devices is 1 and trainer.num_nodes 1."),
+        ([], "torchrun started 2 processes on this machine, but trainer.devices is 1."),
         (["--trainer.devices", "4"], "but trainer.devices is 4"),
         (["--trainer.devices", "2", "--trainer.num_nodes", "2"], "trainer.num_nodes 2."),
     ],
@@ -161,7 +161,8 @@ def test_another_number_of_processes_than_the_configuration_asks_for(
     tiny.write()
     error = refused(TORCHRUN, arguments, monkeypatch, capsys)
     assert told in error
-    assert "Let trainer.devices x trainer.num_nodes equal the launcher's number" in error
+    assert "Set --trainer.devices 2" in error
+    assert "or --trainer.devices auto, which takes as many as the launcher has started." in error
     assert error.endswith("[world-size]\n")
     assert not Path("runs").exists()
 
@@ -178,12 +179,12 @@ def test_srun_that_shows_each_task_one_gpu(
         "SLURM_JOB_NAME": "train",
         "SLURM_NTASKS": "4",
         "SLURM_NNODES": "1",
-        "SLURM_PROCID": "3",
-        "SLURM_LOCALID": "3",
-        "CUDA_VISIBLE_DEVICES": "3",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "CUDA_VISIBLE_DEVICES": "0",
     }
     error = refused(slurm, ["--trainer.accelerator", "gpu", "--trainer.devices", "4"], monkeypatch, capsys)
-    assert "rank 3 sees 1 GPU (CUDA_VISIBLE_DEVICES=3)" in error
+    assert "rank 0 sees 1 GPU (CUDA_VISIBLE_DEVICES=0)" in error
     assert "--gpus-per-task" in error
     assert "Ask for --gpus-per-node=4 --ntasks-per-node=4 instead" in error
 

@@ -109,7 +109,9 @@ def test_ranks_start_and_only_rank_0_has_the_terminal(tmp_path: Path) -> None:
             1,
             (
                 "error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or "
-                "the scheduler. See dmesg; if memory ran out, lower data.num_workers or data.batch_size. [rank-gone]"
+                "the scheduler. See dmesg and output.log in its folder rank_1; if memory ran out, lower "
+                "data.num_workers or data.batch_size. A fit goes on from its last checkpoint with --ckpt_path last. "
+                "[rank-gone]"
             ),
         ),
         ("if world.rank: raise ValueError('boom')", 1, "ValueError: boom"),
@@ -128,6 +130,27 @@ def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path) -> None:
     done = _launch(tmp_path, then)
     assert done.returncode == 2
     assert done.stderr == ""
+
+
+@pytest.mark.case("D5")
+def test_a_rank_s_failure_that_rank_0_has_told_of_is_not_told_again(tmp_path: Path) -> None:
+    then = """
+text = ("error: Rank 1 failed in step 3: ValueError: boom. [rank-failed]", "error: ValueError: boom. [exception]")
+leave_message(world, text[world.rank])
+sys.exit(1 if world.rank else time.sleep(60))
+"""
+    assert _launch(tmp_path, then).stderr == ""
+
+
+def test_the_signal_that_ended_a_rank_is_told_after_what_rank_0_has_seen(tmp_path: Path) -> None:
+    then = """
+if world.rank:
+    time.sleep(1)
+    os.kill(os.getpid(), 9)
+leave_message(world, "error: Rank 1 on here ended without a word. [rank-gone]")
+time.sleep(60)
+"""
+    assert _launch(tmp_path, then).stderr == "Rank 1 was ended by SIGKILL.\n"
 
 
 def test_that_rank_0_is_gone_is_not_said_after_its_reason(tmp_path: Path) -> None:
