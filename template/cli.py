@@ -42,6 +42,7 @@ from .config.parser import ConfigParser, own_names_first
 from .config.saved import SaveConfig
 from .config.sources import read_given, refusal
 from .config.value_types import Parameters, one_line
+from .config.verbs import complete, default_strategy
 from .data.module import SegmentationData
 from .distributed.environment import check_processes, plugins
 from .distributed.faults import NamedError
@@ -178,27 +179,13 @@ class SegmentationCLI(LightningCLI):
     @override
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        parser.usage = f"python -m {_PACKAGE} {subcommand} --config FILE [--config FILE …] [--KEY VALUE …]"
-        parser.description = (
-            f"Arguments of a class: {subcommand} --model.net.help UNet, {subcommand} --data.help Folder. "
-            "Later files and options win."
-        )
-        if subcommand != "fit":
-            # Scores of random weights are of no use to anyone.
-            parser.set_defaults({"ckpt_path": "best"})
-        if subcommand in ("validate", "test"):
-            # ScoreTable shows the scores.
-            parser.set_defaults({"verbose": False})
-        if subcommand == "predict":
-            parser.set_defaults({"return_predictions": False})
-            parser.add_argument(
-                "--out", type=str | None, default=None, help="Folder for masks and overlays; default: the run's folder."
-            )
+        complete(parser, subcommand)
         return parser
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         given = read_given(args)
+        default_strategy(self._subcommand_parsers[args[0]], given)
         checker = Checker(Parameters(self._subcommand_parsers[args[0]]), _LINKED)
         checker.check_linked(given)
         with own_names_first():

@@ -91,6 +91,7 @@ class TestStartSummary:
             world_size=1,
             accumulate_grad_batches=1,
             ckpt_path=None,
+            callbacks=[],
         )
         return dict(StartSummary(folder)._lines(fake, module))["network"]  # type: ignore[arg-type]
 
