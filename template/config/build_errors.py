@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from ..distributed.faults import FAULTS, NamedError
+from ..distributed.placed import known_failure
 from ..distributed.told import text_of
 from .sources import ASK, refusal
 from .value_types import one_line, public_path
@@ -30,6 +31,9 @@ def unbuildable(error: BaseException) -> NamedError:
         generic = (error.identifier, error.cause) == ("config", FAULTS["config"].cause)
         return refusal(error.what, ASK) if generic else error
     made, place = _made(error)
+    known = None if _of_network(error) else known_failure(error, f"{made} cannot be made")
+    if known is not None:
+        return known
     said = one_line(error).rstrip(" .,…")
     if isinstance(error, (ValueError, TypeError)):
         what = said if said.startswith(f"{made}:") else f"{made} refuses its arguments: {said}"

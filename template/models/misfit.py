@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..distributed.collectives import world_size
 from ..distributed.faults import NamedError
+from ..distributed.placed import known_failure
 from ..distributed.raised import raised_at
 from ..distributed.told import shortened, text_of
 from .outputs import CHANNEL_ARGUMENTS, argument_of
@@ -29,6 +30,7 @@ def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Excep
     rank = f" on rank {dist.get_rank()}" if world_size() > 1 else ""
     # torch's own words, the same since 1.0
     expected = re.search(r"to have (\d+) channels, but got (\d+) channels", reason)
+    failing = f"The network {type(net).__name__} fails on its first batch of images {list(image.shape)}{rank}"
     cause = "It may ask for another number of channels or axes, or for sizes that are a multiple of some number."
     fix = "Set its init_args to fit the images, or model.pad_to for the sizes."
     if image.shape[1] != in_channels:
@@ -49,10 +51,11 @@ def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Excep
             "BatchNorm of one pixel has no variance.",
             "Use larger images, or two or more in data.batch_size.",
         )
+    elif known := known_failure(error, failing, caller):
+        return known
     return NamedError(
         "network-output",
-        f"The network {type(net).__name__} fails on its first batch of images {list(image.shape)}{rank}: "
-        f"{type(error).__name__}: {reason}{f', at {place}' if place else ''}.",
+        f"{failing}: {type(error).__name__}: {reason}{f', at {place}' if place else ''}.",
         cause=cause,
         fix=fix,
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from template.__main__ import main
 from template.config.errors import refuse_strategy
@@ -202,6 +203,10 @@ OWN = {
         "mynet.Bad",
         "mynet.Bad cannot be made: KeyError: no such encoder (mynet.py:4).",
     ),
+    "from torch import nn\nclass Gpu(nn.Module):\n    def __init__(self):\n        raise MemoryError('CUDA error: out of memory')\n": (
+        "mynet.Gpu",
+        "mynet.Gpu cannot be made: MemoryError: CUDA error: out of memory, at mynet.py:4 __init__: raise MemoryError",
+    ),
     "from torch import nn\nfrom urllib.error import URLError\ndef net() -> nn.Module: raise URLError('Name not known')\n": (
         "mynet.net",
         "net cannot be made: URLError: <urlopen error Name not known> (mynet.py:3). Pretrained weights cannot be",
@@ -216,10 +221,49 @@ def test_a_network_of_ones_own_that_fails(
     (folder / "mynet.py").write_text(code, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "mynet", raising=False)
     class_path, words = told
-    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", NET, class_path])
+    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", NET, class_path], code=1 if "Gpu" in class_path else 2)
     assert words in sentence
     if "importing" in words:
         assert "mynet.py:1" in sentence
+
+
+PLACES_ITSELF = """\
+from torch import nn
+class Early(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.main = nn.Conv2d(1, 3, 1).cuda()
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.main = nn.Conv2d(1, 3, 1)
+    def forward(self, x):
+        return self.main(x.to("cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Early", "mynet.Early cannot be made: mynet.py:5 __init__ chooses a device by itself: self.main = nn.Conv2d"),
+        (
+            "Late",
+            "The network Late fails on its first batch of images [2, 1, 32, 32]: mynet.py:11 forward chooses a device",
+        ),
+    ],
+)
+def test_a_network_that_chooses_its_device(
+    name: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it works here")
+    (folder / "mynet.py").write_text(PLACES_ITSELF, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "mynet", raising=False)
+    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", NET, f"mynet.{name}"], code=1)
+    assert told in sentence
+    assert "The strategy places the network and its batches" in sentence
+    assert "Remove .cuda() and .to(device) from the network" in sentence
+    assert sentence.endswith("[no-driver]")
 
 
 @pytest.mark.parametrize(
