@@ -1,0 +1,45 @@
+"""What the parser of one verb has beside Lightning's keys."""
+
+from __future__ import annotations
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+from ..distributed.strategy import SafeDDPStrategy
+from .sources import SPEC_KEYS, Given
+from .value_types import full_path
+
+_PACKAGE = (__package__ or "").partition(".")[0]
+
+
+def complete(parser: LightningArgumentParser, verb: str) -> None:
+    """Add a verb's own keys, defaults and help to its parser."""
+    parser.usage = f"python -m {_PACKAGE} {verb} --config FILE [--config FILE …] [--KEY VALUE …]"
+    parser.description = (
+        f"Arguments of a class: {verb} --model.net.help UNet, {verb} --data.help Folder. Later files and options win."
+    )
+    if verb != "fit":
+        # Scores of random weights are of no use to anyone.
+        parser.set_defaults({"ckpt_path": "best"})
+    if verb in ("validate", "test"):
+        # ScoreTable shows the scores.
+        parser.set_defaults({"verbose": False})
+    if verb == "predict":
+        parser.set_defaults({"return_predictions": False})
+        parser.add_argument(
+            "--out", type=str | None, default=None, help="Folder for masks and overlays; default: the run's folder."
+        )
+
+
+def default_strategy(parser: LightningArgumentParser, given: Given) -> None:
+    """Let knobs of the strategy that are given without a class be :class:`SafeDDPStrategy`'s.
+
+    Args:
+        parser: The verb's.
+        given: The configuration.
+    """
+    trainer = given.value.get("trainer", Given()).value
+    strategy = trainer.get("strategy", Given()).value if isinstance(trainer, dict) else None
+    if isinstance(strategy, dict) and strategy and "class_path" not in strategy:
+        knobs = strategy["init_args"].value if set(strategy) <= set(SPEC_KEYS) else strategy
+        if isinstance(knobs, dict):
+            parser.set_defaults({"trainer.strategy": {"class_path": full_path(SafeDDPStrategy)}})
