@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.strategies import StrategyRegistry
 
 from ..distributed.faults import NamedError
@@ -200,7 +200,7 @@ class Checker:
         """Class or function that an object's description names, and its arguments."""
         named = given.value.get("class_path")
         if named is None:
-            if not isinstance(default, Mapping) or "class_path" not in default:
+            if not isinstance(default, Mapping | Namespace) or "class_path" not in default:
                 raise refusal(
                     f"{given.where}: {key} does not say which class; class_path is missing.",
                     fix=f"Add class_path: …, or --{key} …, with the name of a {bases[0].__name__}.",
@@ -317,7 +317,7 @@ def refuse_unlogged(asked: Mapping[str, str], regions: Iterable[str]) -> None:
 
 
 def _default(default: Any) -> str:
-    if default is None or isinstance(default, Mapping):
+    if default is None or isinstance(default, Mapping | Namespace):
         return ASK
     return f"The default is {shown(Given(default, COMMAND_LINE))}."
 

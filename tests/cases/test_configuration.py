@@ -95,6 +95,18 @@ def test_several_files_with_a_strategy_of_options(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.case("H9")
+@pytest.mark.parametrize("above", ["{sync_batchnorm: false}", "{init_args: {sync_batchnorm: false}}"])
+def test_knobs_without_a_class_are_those_of_this_program_s_strategy(
+    above: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write(f"trainer: {{strategy: {above}}}\n", "knobs.yaml")
+    strategy = printed(capsys, "--config", "knobs.yaml", "--trainer.strategy.timeout", "90s")["trainer"]["strategy"]
+    assert strategy["class_path"] == "SafeDDPStrategy"
+    assert (strategy["init_args"]["sync_batchnorm"], strategy["init_args"]["timeout"]) == (False, "90s")
+    assert printed(capsys)["trainer"]["strategy"] == "auto"
+
+
+@pytest.mark.case("H9")
 def test_a_list_that_takes_the_place_of_another_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     tiny.write("trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}]}\n", "one.yaml")
     tiny.write("trainer:\n  callbacks:\n    - {class_path: DeviceStatsMonitor}\n", "two.yaml")

@@ -97,6 +97,7 @@ COMMAND_LINE = {
     "--model 3": "model is 3; it must be a section of keys with values. Its keys are net, loss,",
     "--model.net.width 0": "UNet: width is 0; it must be at least 1.",
     "--data.size 3": "data.size is 3; it must be at least 16.",
+    "--trainer.strategy.time_out 3": "SafeDDPStrategy has no argument 'time_out' (trainer.strategy.time_out). Did you mean 'timeout'?",
     "--trainer.strategy dpp": "trainer.strategy is 'dpp', and no strategy has this name. Did you mean 'ddp'?",
     "--trainer.accelerator cpuu": "You selected an invalid accelerator name: `accelerator='cpuu'`. Available names are",
     "--trainer.devices two": "The trainer refuses its settings: `devices` selected with `CPUAccelerator` should be an int",
