@@ -10,6 +10,7 @@ from pathlib import Path
 from .faults import NamedError
 from .heartbeat import is_library, is_packages, short, source
 from .told import shortened, text_of
+from .worker_death import worker_death
 
 #: Where the message of an exception out of a data-loader worker goes over to the worker's traceback.
 _IN_WORKER = "Original Traceback (most recent call last):"
@@ -52,18 +53,22 @@ def said(error: BaseException) -> str:
     """``ValueError: no liver here, raised at mynet.py:12 forward``; a named failure speaks for itself."""
     if isinstance(error, NamedError):
         return str(error)
+    if (death := worker_death(error)) is not None:
+        return str(death)
     place = next((found for one in _chain(error) if (found := raised_at(one))), "").partition(": ")[0]
     text = headline(error)
     return f"{text.rstrip('.')}, raised at {place}" if place else text
 
 
 def named(error: BaseException, file: Path | None = None) -> NamedError:
-    """An exception that has no name in the catalogue as an error of one sentence.
+    """An exception of other code as an error of one sentence.
 
     Args:
         error: The exception.
         file: Where its whole traceback is, where it was written.
     """
+    if (death := worker_death(error)) is not None:
+        return death
     cause = "That ends a process before its run is done." if isinstance(error, (SystemExit, KeyboardInterrupt)) else ""
     where = f"The whole traceback is in {short(str(file.resolve()))}." if file else ""
     return NamedError("exception", f"{said(error)}.", cause, where)
