@@ -72,9 +72,6 @@ class StartSummary(Callback):
         share = "all" if trainable == total else _many(trainable)
         network = type(getattr(pl_module, "net", pl_module)).__name__
         classes = textwrap.shorten(", ".join(data.classes), 48, placeholder=", …")
-        plan = data.plan()
-        # Fewer than the data allow where trainer.limit_train_batches says so.
-        plan = plan._replace(steps=-(-int(trainer.num_training_batches) // plan.accumulation))
         lines = [
             ("run", str(self.run_folder)),
             *_resumed(trainer),
@@ -82,17 +79,8 @@ class StartSummary(Callback):
             ("data", f"{type(data).__name__}, {len(data.classes)} classes: {classes}"),
             ("samples", ", ".join(_samples(data))),
             ("hardware", f"{_hardware(trainer)}, precision {trainer.precision}, {type(trainer.strategy).__name__}"),
-            ("", str(plan)),
+            *(("", line) for line in _batches(trainer, data)),
         ]
-        if plan.dropped:
-            samples = data.num_samples("train")
-            lines.append(("", f"smaller last batch: {plan.dropped} of {samples} samples left out of each epoch"))
-        for scheduler in (one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)):
-            batches = [
-                f"{plan.batch_size * scheduler.scheduling[epoch]} from epoch {epoch + 1} on"
-                for epoch in scheduler.epochs
-            ]
-            lines.append(("", f"GradientAccumulationScheduler: global batch {', '.join(batches)}"))
         reasons = differences(trainer, pl_module)
         return [*lines, *(("" if number else "differs", reason) for number, reason in enumerate(reasons))]
 
@@ -247,6 +235,25 @@ def _many(count: int) -> str:
     if count < 1000:
         return str(count)
     return f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count / 1e3:.1f} k"
+
+
+def _batches(trainer: Trainer, data: Any) -> list[str]:
+    told: list[str] | None = data.told_of_batches()
+    if told is not None:
+        return told
+    plan = data.plan()
+    # Fewer than the data allow where trainer.limit_train_batches says so.
+    plan = plan._replace(steps=-(-int(trainer.num_training_batches) // plan.accumulation))
+    lines = [str(plan)]
+    if plan.dropped:
+        samples = data.num_samples("train")
+        lines.append(f"smaller last batch: {plan.dropped} of {samples} samples left out of each epoch")
+    for scheduler in (one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)):  # type: ignore[attr-defined]
+        batches = [
+            f"{plan.batch_size * scheduler.scheduling[epoch]} from epoch {epoch + 1} on" for epoch in scheduler.epochs
+        ]
+        lines.append(f"GradientAccumulationScheduler: global batch {', '.join(batches)}")
+    return lines
 
 
 def _samples(data: Any) -> list[str]:

@@ -19,10 +19,19 @@ from ..distributed.faults import NamedError
 from ..labels import MAX_CLASSES, check_regions, default_regions
 from .dataset import Case, CaseDataset, collate, collate_by_shape
 from .loader import PositionedLoader, start_worker
+from .own_loader import evaluation_batch, told_of_loader, training_batch
 from .sampler import EvaluationBatchSampler, GlobalBatchSampler
 
 Split = Literal["train", "val", "test"]
 _STAGES: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
+#: Lightning's name of a stage -> the method that makes its loader.
+_LOADERS = {
+    "train": "train_dataloader",
+    "sanity_check": "val_dataloader",
+    "validate": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
 
 
 class BatchPlan(NamedTuple):
@@ -237,15 +246,18 @@ class SegmentationData(LightningDataModule):
         dataset = self._dataset(self._listed("train"), self.augment)
         return PositionedLoader(dataset, sampler, collate_fn=collate, **self._loader_settings())
 
-    def probe_batch(self) -> Any:
+    def probe_batch(self) -> Any | None:
         """This process's first micro-batch of the first epoch, made without a loader.
 
         Returns:
-            A batch as of ``train_dataloader``.
+            A batch as of ``train_dataloader``; None where a subclass has a ``train_dataloader`` of its own, of which
+            nobody knows what a look at it would change.
 
         Raises:
             NamedError: A sample of it cannot be read.
         """
+        if self._is_own("train_dataloader"):
+            return None
         loader = self.train_dataloader()
         dataset: Any = loader.dataset
         return self.on_before_batch_transfer(collate(dataset.__getitems__(next(iter(loader.deals)))), 0)
@@ -264,10 +276,30 @@ class SegmentationData(LightningDataModule):
         return self._evaluation_loader(self.predict_cases(path) if path else self._listed("test"))
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Raise, in the training process, what failed in a loader worker."""
+        """Raise, in the training process, what failed in a loader worker; check what a loader of one's own gives."""
         if isinstance(batch, NamedError):
             raise batch
-        return batch
+        if not any(map(self._is_own, _LOADERS.values())):
+            return batch
+        stage = str(self._trainer().state.stage.value)
+        if not self._is_own(_LOADERS[stage]):
+            return batch
+        loader = f"{type(self).__name__}.{_LOADERS[stage]}"
+        if stage == "train":
+            return training_batch(batch, loader)
+        return evaluation_batch(batch, loader, predicts=stage == "predict")
+
+    def told_of_batches(self) -> list[str] | None:
+        """What the start of a fit says of a training loader of a subclass's own; None where it is this class's."""
+        trainer = self._trainer()
+        loader = trainer.train_dataloader if self._is_own("train_dataloader") else None
+        if loader is None or isinstance(loader, PositionedLoader):  # also one that a subclass got from here
+            return None
+        return told_of_loader(loader, trainer.num_training_batches, trainer.accumulate_grad_batches, trainer.world_size)
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a subclass has replaced a method."""
+        return getattr(type(self), name) is not getattr(SegmentationData, name)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the trainer behind when a loader worker gets a copy."""

@@ -43,6 +43,11 @@ _FAULTS = (
         "Set data.in_channels to what the images have, or convert them.",
     ),
     Fault(
+        "batch-form",
+        "A loader of one's own gives batches of another form than the program takes.",
+        "Give dictionaries with 'image', float [N, C, …], and 'mask', integer labels [N, …].",
+    ),
+    Fault(
         "data-not-finite",
         "A damaged export or a division by zero leaves such values; one of them turns all weights into NaN.",
         "Export the image again, or remove it together with its mask.",

@@ -27,10 +27,11 @@ def probe_batch(trainer: Trainer) -> Any | None:
     make = getattr(getattr(trainer, "datamodule", None), "probe_batch", None)
     if make is None or not hasattr(trainer.lightning_module, "training_loss"):
         return None
+    batch = make()
+    if batch is None:
+        return None
     # What Lightning's loops do to each batch.
-    return trainer.strategy.batch_to_device(
-        trainer.precision_plugin.convert_input(make()), trainer.strategy.root_device
-    )
+    return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch), trainer.strategy.root_device)
 
 
 def sample_names(batch: Any) -> str:
