@@ -47,7 +47,7 @@ from .data.module import SegmentationData
 from .distributed.environment import check_processes, plugins
 from .distributed.faults import NamedError
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
-from .distributed.launch import leave_message
+from .distributed.launch import FOLDER, leave_message
 from .distributed.raised import named, own_frames
 from .distributed.stop import CtrlC, Stopped
 from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
@@ -229,6 +229,7 @@ class SegmentationCLI(LightningCLI):
         self.rank_folder = self.place.verb / f"rank_{self.world.rank}"
         assert self.watchdog is not None
         self.watchdog.use_folder(self.rank_folder)
+        leave_message(self.world, str(self.rank_folder), FOLDER)
         self._until_the_end.enter_context(kept_output(self.rank_folder, self.world.rank))
 
     @override

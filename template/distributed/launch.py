@@ -25,6 +25,8 @@ from .world import World
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 #: Beside it: the message itself.
 MESSAGE = "message.txt"
+#: And the rank's own folder.
+FOLDER = "folder.txt"
 # Variables in which launchers say which process this is.
 _RANKS = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 
@@ -156,11 +158,11 @@ def launch(processes: int, command: Sequence[str]) -> int:
     return 0
 
 
-def leave_message(world: World, text: str) -> None:
-    """Leave the message of this rank's failure for the launcher."""
+def leave_message(world: World, text: str, name: str = MESSAGE) -> None:
+    """Leave the message of this rank's failure, or another text, for the launcher."""
     file = os.environ.get(ERROR_FILE)
     if file and world.launcher == "torchrun":
-        Path(file).with_name(MESSAGE).write_text(printable(text), encoding="utf-8")
+        Path(file).with_name(name).write_text(printable(text), encoding="utf-8")
 
 
 def _show(failure: Any, folder: str) -> None:
@@ -184,7 +186,9 @@ def _show(failure: Any, folder: str) -> None:
         # known here alone.
         text = f"Rank {rank} was ended by {failure.signal_name()}."
         if 0 not in said:
-            text = f"{next(iter(said.values())).rstrip()}\n{text}" if said else f"error: {_killed(rank, failure)}"
+            own = next((file.read_text() for file in Path(folder).rglob(FOLDER) if file.parent.name == str(rank)), None)
+            killed = _killed(rank, failure, Path(own or f"rank_{rank}"))
+            text = f"{next(iter(said.values())).rstrip()}\n{text}" if said else f"error: {killed}"
     else:
         logs = sorted(Path(folder).glob(f"*/attempt_*/{rank}/stderr.log"))
         lines = logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if logs else []
@@ -193,15 +197,15 @@ def _show(failure: Any, folder: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _killed(rank: int, failure: Any) -> NamedError:
+def _killed(rank: int, failure: Any, folder: Path) -> NamedError:
     """What a signal that ended a rank means."""
     if failure.exitcode == -signal.SIGKILL:
         cause = "It was killed from outside: kill -9, the kernel out of memory, or the scheduler."
         fix = (
-            f"See dmesg and output.log in its folder rank_{rank}; if memory ran out, lower data.num_workers or "
+            f"See the end of {folder}/output.log and dmesg; if memory ran out, lower data.num_workers or "
             "data.batch_size. A fit goes on from its last checkpoint with --ckpt_path last."
         )
     else:
         cause = "Code in C crashed, in torch or in another extension, or the signal was sent from outside."
-        fix = f"stack.txt in its folder rank_{rank} shows where it was."
+        fix = f"{folder}/stack.txt shows where it was."
     return NamedError("rank-gone", f"Rank {rank} was ended by {failure.signal_name()}.", cause, fix)

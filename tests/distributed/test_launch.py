@@ -105,11 +105,11 @@ def test_ranks_start_and_only_rank_0_has_the_terminal(tmp_path: Path) -> None:
             "error: rank 1 has a bad file.",
         ),
         (
-            "if world.rank: os.kill(os.getpid(), 9)",
+            "if world.rank: leave_message(world, 'runs/a/rank_1', 'folder.txt'); os.kill(os.getpid(), 9)",
             1,
             (
                 "error: Rank 1 was ended by SIGKILL. It was killed from outside: kill -9, the kernel out of memory, or "
-                "the scheduler. See dmesg and output.log in its folder rank_1; if memory ran out, lower "
+                "the scheduler. See the end of runs/a/rank_1/output.log and dmesg; if memory ran out, lower "
                 "data.num_workers or data.batch_size. A fit goes on from its last checkpoint with --ckpt_path last. "
                 "[rank-gone]"
             ),
