@@ -19,6 +19,8 @@ from .stacks import read_dump
 from .verdict import Seen, Verdict, waiting
 
 WIDTH = 80  # columns, where there is no terminal to ask
+#: Seconds that ranks wait for one until a note says so, once.
+NOTE_AFTER = 30.0
 
 
 def with_dump(verdict: Verdict, seen: Seen) -> tuple[Verdict, Seen, str]:
@@ -53,6 +55,26 @@ def with_dump(verdict: Verdict, seen: Seen) -> tuple[Verdict, Seen, str]:
             fix="Look at the call at that line; run it alone, on that machine.",
         )
     return verdict, replace(seen, beat=replace(beat, place=place, code=code, call="")), stack
+
+
+def long_wait(ranks: Mapping[int, Seen], noted: set[tuple[int, str]]) -> str:
+    """A note that ranks have waited long for one, or nothing.
+
+    Args:
+        ranks: All ranks as last seen.
+        noted: Ranks and phases that a note was about; there is one for each.
+    """
+    waits = waiting(ranks)
+    long = [rank for rank in sorted(waits) if ranks[rank].still >= NOTE_AFTER]
+    busy = [rank for rank, seen in sorted(ranks.items()) if seen.living and rank not in waits]
+    if not long or not busy or (key := (busy[0], ranks[busy[0]].beat.phase)) in noted:
+        return ""
+    noted.add(key)
+    other = ranks[busy[0]].beat
+    return (
+        f"rank {long[0]} waits for rank {busy[0]} since {ranks[long[0]].still:.0f} s "
+        f"({other.phase}, {other.place}: {other.code})\n"
+    )
 
 
 def sentence(verdict: Verdict) -> NamedError:

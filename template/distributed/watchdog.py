@@ -21,21 +21,19 @@ from typing import TYPE_CHECKING, TextIO
 
 from .alarm import alarm_of
 from .faults import NamedError
-from .hang_report import plain_report, sentence, with_dump, write_report
+from .hang_report import long_wait, plain_report, sentence, with_dump, write_report
 from .heartbeat import Beat, birth, machine, short
 from .main_thread import MainThread
 from .peers import Peers, hosted_here
 from .raised import own_frames, said
 from .stacks import StackFile, end_process
 from .told import printable
-from .verdict import HEARING, Seen, Verdict, judge, waiting
+from .verdict import HEARING, Seen, Verdict, judge
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 ERROR_FILE = "error.txt"
-#: Seconds that ranks wait for one until a note says so, once.
-NOTE_AFTER = 30.0
 #: Seconds within which a process must have ended once the verdict is known; then the interpreter's C code ends it.
 _BACKSTOP = 10.0
 #: Seconds that a rank which has learnt the verdict leaves the one that prints it, so that nothing is printed after.
@@ -258,7 +256,8 @@ class Watchdog:
         verdict_here = judge(ranks, self.timeout, self.startup_timeout, self._peers.alarm())
         if verdict_here is None:
             self._concluded = None
-            self._note_long_wait()
+            if min((rank for rank, seen in ranks.items() if seen.living), default=-1) == self.rank:
+                self._print(long_wait(ranks, self._noted))
             return
         now = time.monotonic()
         before = sum(seen.living and rank < self.rank for rank, seen in ranks.items())
@@ -277,25 +276,8 @@ class Watchdog:
             stack += self._stacks.of_workers()
         self._peers.publish_stack(stack)
 
-    def _note_long_wait(self) -> None:
-        ranks = self._peers.seen
-        if min((rank for rank, seen in ranks.items() if seen.living), default=-1) != self.rank:
-            return
-        waits = waiting(ranks)
-        long = [rank for rank in sorted(waits) if ranks[rank].still >= NOTE_AFTER]
-        busy = [rank for rank, seen in sorted(ranks.items()) if seen.living and rank not in waits]
-        if long and busy and (key := (busy[0], ranks[busy[0]].beat.phase)) not in self._noted:
-            self._noted.add(key)
-            seen, other = ranks[long[0]], ranks[busy[0]].beat
-            self._print(
-                f"rank {long[0]} waits for rank {busy[0]} since {seen.still:.0f} s "
-                f"({other.phase}, {other.place}: {other.code})\n"
-            )
-
     def _report(self, verdict: Verdict) -> tuple[Verdict, str, str, dict[int, Seen]]:
-        ranks = dict(self._peers.seen)
-        first = verdict.guilty[0]
-        stack = ""
+        ranks, first, stack = dict(self._peers.seen), verdict.guilty[0], ""
         if not ranks[first].living:
             verdict, ranks[first], stack = with_dump(verdict, ranks[first])
         stack = stack or self._peers.stack(first)
@@ -333,7 +315,6 @@ class Watchdog:
     def _keep(self, report: str) -> None:
         with contextlib.suppress(OSError):
             if self._folder:
-                self._folder.mkdir(parents=True, exist_ok=True)
                 (self._folder / ERROR_FILE).write_text(printable(report), encoding="utf-8")
         if self._leave is not None:
             self._leave(report)

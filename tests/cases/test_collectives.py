@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import template
 from template.callbacks.heartbeats import Heartbeats
+from template.distributed import hang_report
 from template.distributed.faults import NamedError
 from template.distributed.strategy import SafeDDPStrategy
 from template.distributed.watchdog import Watchdog
@@ -208,7 +208,7 @@ class Slow(Callback):
 
 
 def slow_setup(rank: int, watchdog: Watchdog) -> None:
-    sys.modules[Watchdog.__module__].NOTE_AFTER = 3.0  # type: ignore[attr-defined]
+    hang_report.NOTE_AFTER = 3.0
     watched(rank, watchdog, Slow(), strategy=SafeDDPStrategy(timeout=TIMEOUT))
 
 
