@@ -28,9 +28,10 @@ def known_failure(error: BaseException, what: str, but: str = "") -> NamedError 
     identifier, place = finding.fault.identifier, raised_at(error, but)
     line, _, code = place.partition(": ")
     if identifier in _DEVICES and any(part in code for part in _PLACING):
+        said = headline(error).partition(". ")[0].rstrip(".")
         return NamedError(
             identifier,
-            f"{what}: {line} chooses a device by itself: {code} ({headline(error)[:120].rstrip('. ')}).",
+            f"{what}: {line} chooses a device by itself: {code} ({said}).",
             cause="The strategy places the network and its batches, on another device in each process.",
             fix="Remove .cuda() and .to(device) from the network; a tensor made in forward takes x.device.",
         )

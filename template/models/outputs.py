@@ -80,11 +80,13 @@ def _misfit(name: str, output: Tensor, image: Tensor, num_classes: int, net: nn.
     what = f"The network {type(net).__name__} returns {list(output.shape)} for images {list(image.shape)}"
     axes = output.ndim == image.ndim and output.shape[0] == len(image)
     if not main:
-        channels = f"has {output.shape[1]} channel{'s' * (output.shape[1] != 1)}, expected {num_classes}"
-        found = channels if axes else f"has the shape {list(output.shape)}"
+        found = f"has the shape {list(output.shape)}, expected [{len(image)}, {num_classes}, …]"
+        if axes:
+            channels = f"{output.shape[1]} channel{'s' * (output.shape[1] != 1)}"
+            found = f"has {channels}, expected {num_classes}, one for each class of data.classes"
         return NamedError(
             "network-output",
-            f"The network {type(net).__name__} does not fit the data: its output {name} {found}; {expected}.",
+            f"The network {type(net).__name__} does not fit the data: its output {name} {found}.",
             cause="Every output is trained on the masks, with the same loss.",
             fix=f"Return logits of {num_classes} channels there too, or leave out of the network's return what is not "
             "to be trained on the masks.",

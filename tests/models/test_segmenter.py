@@ -100,12 +100,17 @@ class Sized(Returns):
         (Returns(lambda x: None), "returns no tensor", "logits [1, 3, …]", "Return a tensor"),
         (
             Returns(lambda x: {"out": x, "edge": x[:, :1]}),
-            "its output 'edge' has 1 channel, expected 3;",
+            "its output 'edge' has 1 channel, expected 3, one for",
             "Every output",
             "leave out",
         ),
-        (Returns(lambda x: [x, x[:, :2]]), "its output number 1 has 2 channels, expected 3;", "Every", "leave out"),
-        (Returns(lambda x: (x, x[0, 0])), "its output number 1 has the shape [4, 8];", "Every", "leave out"),
+        (Returns(lambda x: [x, x[:, :2]]), "its output number 1 has 2 channels, expected 3, one", "Every", "leave out"),
+        (
+            Returns(lambda x: (x, x[0, 0])),
+            "its output number 1 has the shape [4, 8], expected [1, 3,",
+            "Every",
+            "leave out",
+        ),
         (
             Returns(lambda x: {"edge": x, "main": x}),
             "returns a mapping of 'edge', 'main', and none of them is called 'out'.",
