@@ -115,7 +115,7 @@ def test_sigkill_of_any_rank_ends_all_and_names_it(
     run.seconds_until_all_are_gone(20)
     assert run.program.returncode == 1
     if launcher == "by hand":
-        assert f"Rank {rank} was ended by SIGKILL." in run.last_line
+        assert f"Rank {rank} was ended by SIGKILL" in run.last_line
         errors = re.findall(r"^error: .*", run.printed.read_text(), re.MULTILINE)
         assert len(errors) == 1
         assert re.match(rf"error: Rank {rank} (was ended by SIGKILL|on \S+ ended without a word)", errors[0])
