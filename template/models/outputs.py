@@ -108,7 +108,7 @@ def _fix_of_classes(net: nn.Module, num_classes: int) -> str:
     argument = argument_of(net, CLASS_ARGUMENTS)
     if argument:
         return f"Set model.net.init_args.{argument} to {num_classes}."
-    return f"Let its last layer, or the argument of the function that makes the network, have {num_classes} channels."
+    return f"Give its last layer {num_classes} channels, in its code or by an argument of the function that makes it."
 
 
 def argument_of(net: nn.Module, names: Iterable[str]) -> str | None:

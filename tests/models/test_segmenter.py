@@ -90,7 +90,7 @@ class Sized(Returns):
             Returns(count=2),
             "returns [1, 2, 4, 8] for images [1, 1, 4, 8]; expected are logits [1, 3, …]",
             "number of classes",
-            "Let its last layer",
+            "Give its last layer 3 channels",
         ),
         (Sized(5), "returns [1, 5, 4, 8]", "number of classes", "Set model.net.init_args.n_classes to 3."),
         (Sized(1), "returns [1, 1, 4, 8]", "as for a sigmoid", "init_args.n_classes to 3, without a sigmoid."),
