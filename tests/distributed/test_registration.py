@@ -20,7 +20,6 @@ from template.models.losses import CrossEntropyDice
 from template.models.unet import UNet
 from tests.cases.toy import messages
 
-
 COPY = "A copy that is kept beside on purpose, such as a teacher: freeze it with requires_grad_(False)."
 
 
