@@ -47,7 +47,8 @@ from .data.module import SegmentationData
 from .distributed.environment import check_processes, plugins
 from .distributed.faults import NamedError
 from .distributed.knobs import DEFAULT_TIMEOUT, parse_timeout
-from .distributed.launch import FOLDER, leave_message
+from .distributed.launch import FOLDER, beside_error, leave_message
+from .distributed.phase_file import PHASE_FILE
 from .distributed.raised import named, own_frames
 from .distributed.stop import CtrlC, Stopped
 from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
@@ -329,6 +330,7 @@ class SegmentationCLI(LightningCLI):
             timeout,
             max(timeout, STARTUP_TIMEOUT),
             leave=lambda text: leave_message(self.world, text),
+            phase_file=beside_error(self.world, PHASE_FILE),
         )
         self.watchdog.start()
         self._until_the_end.callback(self.watchdog.stop)

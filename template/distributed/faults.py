@@ -148,7 +148,8 @@ _FAULTS = (
     ),
     Fault(
         "rank-gone",
-        "It was killed from outside (kill -9, the kernel out of memory, the scheduler), or it crashed in C code.",
+        "It was killed from outside (kill -9, the kernel out of memory, the scheduler), it crashed in C code, or some "
+        "code called os._exit.",
         "Look at the end of its log and at dmesg; if memory ran out, lower data.num_workers or data.batch_size.",
         kind="symptom",
         signs=(

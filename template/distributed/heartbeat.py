@@ -50,6 +50,7 @@ class Beat:
         counts: Collectives entered so far, by process group. They are matched by order, so who has entered fewer is
             waited for.
         stack_file: Where its stack lies if it could not tell it by itself.
+        phase_file: Where its last phase lies (:mod:`.phase_file`), on its machine.
         hosts: The store ends with it.
     """
 
@@ -70,6 +71,7 @@ class Beat:
     loader: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     stack_file: str = ""
+    phase_file: str = ""
     hosts: bool = False
 
     def dump(self) -> bytes:

@@ -6,17 +6,20 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .faults import NamedError
+from .phase_file import PHASE_FILE
 from .process import cores_each
 from .told import printable
 from .world import World
@@ -27,6 +30,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MESSAGE = "message.txt"
 #: And the rank's own folder.
 FOLDER = "folder.txt"
+#: Exit codes of the program that are failures or stops.
+_EXIT_CODES = (1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 # Variables in which launchers say which process this is.
 _RANKS = {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 
@@ -153,23 +158,62 @@ def launch(processes: int, command: Sequence[str]) -> int:
         except ChildFailedError as error:
             _, first = error.get_first_failure()
             if first.exitcode != 128 + signal.SIGTERM:
-                _show(first, folder)
-            return first.exitcode if first.exitcode > 0 else 1
+                _show(first, error.failures.keys(), folder)
+            return first.exitcode if first.exitcode in _EXIT_CODES else 1
     return 0
+
+
+def told_by_first(world: World, text: str, patience: float = 5.0) -> bool:
+    """Whether the first process of this machine says the same message; waits until it has, before this one ends.
+
+    A launcher ends all processes as soon as the first of them has failed.
+
+    Args:
+        world: Place of this process.
+        text: The message.
+        patience: Seconds to wait at most.
+    """
+    if world.local_rank == 0:
+        return False
+    file = os.environ.get(ERROR_FILE)
+    if not file or world.launcher != "torchrun":
+        time.sleep(patience)
+        return True
+    first = Path(file).parents[1] / "0" / MESSAGE
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if first.read_text(encoding="utf-8") == printable(text):
+                return True
+        time.sleep(0.05)
+    return False
 
 
 def leave_message(world: World, text: str, name: str = MESSAGE) -> None:
     """Leave the message of this rank's failure, or another text, for the launcher."""
+    file = beside_error(world, name)
+    if file is not None:
+        file.write_text(printable(text), encoding="utf-8")
+
+
+def beside_error(world: World, name: str) -> Path | None:
+    """A file of this rank that the launcher finds; None where there is no such launcher."""
     file = os.environ.get(ERROR_FILE)
-    if file and world.launcher == "torchrun":
-        Path(file).with_name(name).write_text(printable(text), encoding="utf-8")
+    return Path(file).with_name(name) if file and world.launcher == "torchrun" else None
 
 
-def _show(failure: Any, folder: str) -> None:
-    """Print what the first failed rank said, unless rank 0 has printed the same already."""
+def _show(failure: Any, failed: Collection[int], folder: str) -> None:
+    """Print what the first failed rank said, unless rank 0 has printed the same already.
+
+    Args:
+        failure: Of the first one.
+        failed: All ranks that have failed.
+        folder: Of the launcher, in which ranks leave files.
+    """
     rank = failure.local_rank
-    said = {int(file.parent.name): file.read_text(encoding="utf-8") for file in sorted(Path(folder).rglob(MESSAGE))}
-    if rank == 0 and failure.exitcode > 0:
+    said = {one: file.read_text(encoding="utf-8") for one, file in _left(folder, MESSAGE).items()}
+    phases = _left(folder, PHASE_FILE)
+    if rank == 0 and failure.exitcode > 0 and rank not in phases:
         # It has printed its own failure, or was ended by another rank, which has left word of the reason.
         text = "" if 0 in said else next(iter(said.values()), "")
     elif rank in said:
@@ -181,31 +225,33 @@ def _show(failure: Any, folder: str) -> None:
             or (said[0].rstrip().endswith("[rank-failed]") and f"error: Rank {rank} failed" in said[0])
         )
         text = "" if told else said[rank]
-    elif failure.exitcode < 0:
-        # Ranks that outlived it have seen more, and where rank 0 is among them, it has printed it; but the signal is
-        # known here alone.
-        text = f"Rank {rank} was ended by {failure.signal_name()}."
-        if 0 not in said:
-            own = next((file.read_text() for file in Path(folder).rglob(FOLDER) if file.parent.name == str(rank)), None)
-            killed = _killed(rank, failure, Path(own or f"rank_{rank}"))
-            text = f"{next(iter(said.values())).rstrip()}\n{text}" if said else f"error: {killed}"
+    elif failure.exitcode < 0 or rank in phases:
+        gone = _gone(rank, failure.exitcode, folder)
+        # Ranks that outlived it have seen more, and where rank 0 is among them, it has printed it; but how the process
+        # ended is known here alone.
+        others = "" if 0 in said else next(iter(said.values()), "").rstrip()
+        text = "\n".join(filter(None, [others, gone.what])) if said else f"error: {gone}"
     else:
         logs = sorted(Path(folder).glob(f"*/attempt_*/{rank}/stderr.log"))
         lines = logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if logs else []
         text = "\n".join([f"Rank {rank} ended with exit code {failure.exitcode}; the last it said:", *lines[-30:]])
+    # An end with exit code 0 is no failure to torch's launcher, but the others have missed the rank.
+    missed = re.search(r"error: Rank (\d+) on \S+ ended without a word", "\n".join(said.values()))
+    if missed and int(missed[1]) in phases and int(missed[1]) not in failed:
+        text = "\n".join(filter(None, [text, _gone(int(missed[1]), 0, folder).what]))
     if text:
         print(text, file=sys.stderr, flush=True)
 
 
-def _killed(rank: int, failure: Any, folder: Path) -> NamedError:
-    """What a signal that ended a rank means."""
-    if failure.exitcode == -signal.SIGKILL:
-        cause = "It was killed from outside: kill -9, the kernel out of memory, or the scheduler."
-        fix = (
-            f"See the end of {folder}/output.log and dmesg; if memory ran out, lower data.num_workers or "
-            "data.batch_size. A fit goes on from its last checkpoint with --ckpt_path last."
-        )
-    else:
-        cause = "Code in C crashed, in torch or in another extension, or the signal was sent from outside."
-        fix = f"{folder}/stack.txt shows where it was."
-    return NamedError("rank-gone", f"Rank {rank} was ended by {failure.signal_name()}.", cause, fix)
+def _gone(rank: int, exit_code: int, folder: str) -> NamedError:
+    from .cut_off import cut_off
+
+    own = _left(folder, FOLDER).get(rank)
+    return cut_off(
+        rank, exit_code, Path(own.read_text() if own else f"rank_{rank}"), _left(folder, PHASE_FILE).get(rank)
+    )
+
+
+def _left(folder: str, name: str) -> dict[int, Path]:
+    """The files of a name that ranks have left, by rank."""
+    return {int(file.parent.name): file for file in sorted(Path(folder).rglob(name))}

@@ -9,6 +9,7 @@ import traceback
 from dataclasses import replace
 
 from .heartbeat import SETTLED, Beat, collectives_entered, where
+from .phase_file import PhaseFile
 
 _FRAMES = 200  # of a stack that are kept, the innermost
 
@@ -30,6 +31,11 @@ class MainThread:
         self._notes = 0
         self._position = (0, 0)
         self._moved = time.monotonic()
+        self._file: PhaseFile | None = None
+
+    def keep_in(self, file: PhaseFile) -> None:
+        """Keep the notes in a file, from now on."""
+        self._file = file
 
     def note(self, phase: str, step: int | None) -> None:
         """Take note of what it does; called by the thread itself."""
@@ -37,6 +43,8 @@ class MainThread:
         if step is not None:
             self._step = step
         self._notes += 1
+        if self._file is not None:
+            self._file.note(phase, self._step)
 
     def beat(self, last: Beat) -> Beat:
         """The next beat after another one: with what the thread has noted, and where it is now."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .alarm import Alarm
 from .heartbeat import SETTLED, Beat
+from .phase_file import read_last
 from .told import printable
 from .verdict import LEFT, Seen, Verdict
 
@@ -99,13 +100,14 @@ class Peers:
         if self.lost:
             # It held the store, but may have ended well, or the network may have a fault that the training does not
             # even notice: that is nobody's matter until this rank waits for somebody.
-            waits = own.state == "victim" or (own.call and own.still >= (SETTLED if beat.process_gone() else LEFT))
-            return beat, bool(waits)
+            gone = beat.process_gone()
+            waits = own.state == "victim" or (own.call and own.still >= (SETTLED if gone else LEFT))
+            return _with_last_phase(beat) if gone else beat, bool(waits)
         if not beat.process_gone():
             return beat, False
         # What it said last may have come after the look at its beat and before the look at its process.
         text = self._get(f"beat/{rank}")
-        return (Beat.load(text.encode()) if text else beat), not self.lost
+        return _with_last_phase(Beat.load(text.encode()) if text else beat), not self.lost
 
     def stack(self, rank: int) -> str:
         """The stack that a rank has published since it stands; may be empty."""
@@ -230,6 +232,14 @@ class Peers:
         """The rank that has the claim, after an attempt to take it over from its holder."""
         key = f"{self._prefix}/claim"
         return self._try(lambda: int(self._store.compare_set(key, holder, str(self.rank)).decode()), None)
+
+
+def _with_last_phase(beat: Beat) -> Beat:
+    """The last beat of a process that is gone, with what it did since, as far as that can be seen from here."""
+    last = read_last(beat.phase_file) if beat.state == "running" else None
+    if last is None or last == (beat.step, beat.phase):
+        return beat
+    return replace(beat, step=last[0], phase=last[1], place="", code="", call="")
 
 
 def hosted_here(store: Store, rank: int) -> bool:

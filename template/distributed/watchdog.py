@@ -25,6 +25,7 @@ from .hang_report import long_wait, plain_report, sentence, with_dump, write_rep
 from .heartbeat import Beat, birth, machine, short
 from .main_thread import MainThread
 from .peers import Peers, hosted_here
+from .phase_file import PhaseFile
 from .raised import own_frames, said
 from .stacks import StackFile, end_process
 from .told import printable
@@ -60,6 +61,7 @@ class Watchdog:
         folder: The rank's folder; can be given later with :meth:`use_folder`.
         out: Where to print; default: what is standard error now, whatever it is redirected to later.
         leave: Called with the report, for a launcher that prints it.
+        phase_file: Where to keep phase and step for those who outlive this process.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Watchdog:
         folder: Path | None = None,
         out: TextIO | None = None,
         leave: Callable[[str], None] | None = None,
+        phase_file: Path | None = None,
     ) -> None:
         self.rank = rank
         self.timeout = timeout
@@ -81,6 +84,7 @@ class Watchdog:
         self._folder = folder
         self._out = out
         self._leave = leave
+        self._phase_file = PhaseFile(phase_file) if phase_file is not None and self._store is not None else None
         self._main = MainThread()
         self._beat = Beat(0, os.getpid(), birth(os.getpid()), machine(), socket.gethostname())
         self._stack = ""  # as published last
@@ -106,6 +110,9 @@ class Watchdog:
         self._peers = Peers(self._store, self.rank, self._world_size, self.timeout)
         self._beat = replace(self._beat, hosts=hosted_here(self._store, self.rank))
         self._main = MainThread()
+        if self._phase_file is not None:
+            self._main.keep_in(self._phase_file)
+            self._beat = replace(self._beat, phase_file=str(self._phase_file.path))
         if self._folder is not None:
             self.use_folder(self._folder)
         self._say(self._beat)  # at once, so that the others know this rank even if it dies at once
@@ -118,7 +125,10 @@ class Watchdog:
         self._folder = folder
         if self._store is not None and self._stacks is None:
             self._stacks = StackFile(folder)
-            self._beat = replace(self._beat, stack_file=str(self._stacks.path))
+            with self._lock:
+                self._beat = replace(self._beat, stack_file=str(self._stacks.path))
+                if self._thread is not None:  # at once: this process may end before the next beat
+                    self._say(self._beat)
 
     def note(self, phase: str, step: int | None = None) -> None:
         """Say what the main thread does now. Costs a fraction of a microsecond.
@@ -191,6 +201,8 @@ class Watchdog:
         if self._thread is None:
             return
         atexit.unregister(self._at_exit)
+        if self._phase_file is not None:
+            self._phase_file.remove()
         with self._lock:
             running = self._beat.state == "running"
             if running:
@@ -320,6 +332,8 @@ class Watchdog:
             self._leave(report)
 
     def _end(self) -> None:
+        if self._phase_file is not None:
+            self._phase_file.remove()
         if self._stacks is not None:
             self._stacks.discard_empty()
         end_process()

@@ -153,6 +153,46 @@ time.sleep(60)
     assert _launch(tmp_path, then).stderr == "Rank 1 was ended by SIGKILL.\n"
 
 
+LEAVES = """
+from template.distributed.launch import beside_error
+from template.distributed.phase_file import PHASE_FILE, PhaseFile
+leave_message(world, f"runs/a/rank_{world.rank}", "folder.txt")
+phase = PhaseFile(beside_error(world, PHASE_FILE))
+phase.note("training step", 4)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_itself_is_told_with_its_step(rank: int, tmp_path: Path) -> None:
+    done = _launch(tmp_path, f"{LEAVES}\nos._exit(3) if world.rank == {rank} else time.sleep(60)")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: Rank {rank} ended itself with exit code 3 in step 4 (training step), without a Python exception. "
+    )
+    assert f"runs/a/rank_{rank}/output.log" in done.stderr
+    assert done.stderr.endswith("[rank-gone]\n")
+
+
+def test_a_signal_is_told_with_the_step(tmp_path: Path) -> None:
+    done = _launch(tmp_path, f"{LEAVES}\nos.kill(os.getpid(), 11) if world.rank else time.sleep(60)")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Rank 1 was ended by SIGSEGV in step 4 (training step). ")
+
+
+def test_an_end_with_code_0_is_told_once_the_others_miss_the_rank(tmp_path: Path) -> None:
+    then = """
+if world.rank:
+    os._exit(0)
+time.sleep(2)
+leave_message(world, "error: Rank 1 on here ended without a word, last seen in step 4. [rank-gone]")
+sys.exit(1)
+"""
+    done = _launch(tmp_path, LEAVES + then)
+    assert done.returncode == 1
+    what = "Rank 1 ended itself with exit code 0 in step 4 (training step), without a Python exception.\n"
+    assert done.stderr == what
+
+
 def test_that_rank_0_is_gone_is_not_said_after_its_reason(tmp_path: Path) -> None:
     then = """
 import signal
@@ -163,3 +203,18 @@ sys.exit(1)
 """
     done = _launch(tmp_path, then)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.case("E2")
+def test_what_the_first_process_says_is_left_to_it(tmp_path: Path) -> None:
+    then = """
+from template.distributed.launch import told_by_first
+time.sleep(0.5 if world.rank == 0 else 0)
+for text in ("the same", f"rank {world.rank}'s own"):
+    if not told_by_first(world, text, patience=1):
+        print(text, file=sys.stderr, flush=True)
+        leave_message(world, text)
+        time.sleep(0.5)
+"""
+    done = _launch(tmp_path, then)
+    assert (done.returncode, done.stderr) == (0, "the same\nrank 0's own\n")  # rank 1 has no terminal
