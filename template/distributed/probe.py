@@ -101,7 +101,7 @@ def unused_error(unused: Sequence[Unused], ranks: int) -> NamedError:
         f"Trainable parameters got no gradient: {describe(unused, ranks)}.",
         cause=f"DDP waits in each step for the gradient of each of them, as {FULL_KEY}.find_unused_parameters is "
         "false.",
-        fix=f"{advice(unused, ranks)} Where that is meant, set {FULL_KEY}.find_unused_parameters to auto.",
+        fix=f"{advice(unused, ranks)} Where it is unused on purpose, set {FULL_KEY}.find_unused_parameters to auto.",
     )
 
 

@@ -107,7 +107,7 @@ def test_a_branch_not_taken_on_one_rank_names_the_rank() -> None:
     assert error.fix == (
         "Remove the layer, or call it in forward, or use its output in the loss (return it from forward, without "
         "detach), or take the branch on all ranks (with weight 0 where it does not count: loss + 0 * out.sum()), or "
-        "freeze it with requires_grad_(False). Where that is meant, set "
+        "freeze it with requires_grad_(False). Where it is unused on purpose, set "
         "trainer.strategy.init_args.find_unused_parameters to auto."
     )
 
