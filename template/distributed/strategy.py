@@ -224,8 +224,8 @@ class SafeDDPStrategy(DDPStrategy):
                 else "find_unused_parameters: auto turned the search on, which costs a walk over the graph in each step"
             )
             rank_zero_info(
-                f"Trainable parameters got no gradient: {describe(unused, self.world_size)}. They stay as they "
-                f"are there; {way}. {advice(unused, self.world_size)} [unused-parameters]"
+                f"Trainable parameters got no gradient: {describe(unused, self.world_size)}. {way}. "
+                f"{advice(unused, self.world_size)} [unused-parameters]"
             )
         if not unused and knob is True:
             rank_zero_info(
