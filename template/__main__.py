@@ -19,7 +19,14 @@ if not __package__:
 
 from .distributed.devices import check_devices
 from .distributed.faults import NamedError
-from .distributed.launch import launch, leave_message, peek_trainer, processes_asked, strip_launcher_arguments
+from .distributed.launch import (
+    launch,
+    leave_message,
+    peek_trainer,
+    processes_asked,
+    strip_launcher_arguments,
+    told_by_first,
+)
 from .distributed.process import end_with_launcher, print_any_letter, share_threads
 from .distributed.raised import own_frames
 from .distributed.stop import Stopped
@@ -78,8 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stopped.exit_code
     except NamedError as error:
         message = f"{own_frames(error)}error: {error}" if error.identifier == "exception" else f"error: {error}"
-        # All processes find the same fault in what was asked for, and see the same files: one of a machine says it.
-        if world is None or world.local_rank == 0 or error.identifier not in ("config", "world-size", "batch-size"):
+        # All processes find the same fault in what was asked for: one of a machine, which has the same files, says it.
+        of_all = world is not None and error.identifier in ("config", "world-size", "batch-size")
+        if world is None or not (of_all and told_by_first(world, message)):
             print(f"\n{message}", file=sys.stderr, flush=True)
         if world is not None:
             leave_message(world, message)
