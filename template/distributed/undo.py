@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 #: What torch itself keeps in a module: parameters, buffers, layers, hooks.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
-_Undo = Callable[[], None]
+_Undo = Callable[[], object]
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def _undo_value(value: Any) -> _Undo | None:
         return _undo_contents(value, value.copy(), value.update)
     if isinstance(value, torch.Generator):
         state = value.get_state()
-        return lambda: value.set_state(state) and None
+        return lambda: value.set_state(state)
     if isinstance(value, np.random.Generator):
         words = value.bit_generator.state
         return lambda: setattr(value.bit_generator, "state", words)
@@ -98,7 +98,7 @@ def _undo_value(value: Any) -> _Undo | None:
     return None
 
 
-def _undo_contents(value: Any, before: Any, fill: Callable[[Any], None]) -> _Undo:
+def _undo_contents(value: Any, before: Any, fill: Callable[[Any], object]) -> _Undo:
     def undo() -> None:
         value.clear()
         fill(before)
