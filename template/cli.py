@@ -42,7 +42,7 @@ from .config.parser import ConfigParser, own_names_first
 from .config.saved import SaveConfig
 from .config.sources import read_given, refusal
 from .config.value_types import Parameters, one_line
-from .config.verbs import complete, default_strategy
+from .config.verbs import complete, default_strategy, named_strategy
 from .data.module import SegmentationData
 from .distributed.environment import check_processes, plugins
 from .distributed.faults import NamedError
@@ -51,7 +51,6 @@ from .distributed.launch import FOLDER, beside_error, leave_message
 from .distributed.phase_file import PHASE_FILE
 from .distributed.raised import named, own_frames
 from .distributed.stop import CtrlC, Stopped
-from .distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
 from .distributed.watchdog import Watchdog
 from .distributed.world import STARTUP_TIMEOUT, World, agree, current_store, open_store, read_world
 from .models.segmenter import Segmenter
@@ -261,10 +260,7 @@ class SegmentationCLI(LightningCLI):
         }
         if config.logger is None or config.logger is True:
             kwargs["logger"] = loggers(self.place.verb)
-        if isinstance(config.strategy, str) and config.strategy in LIGHTNING_NAMES:
-            kwargs["strategy"] = SafeDDPStrategy(**LIGHTNING_NAMES[config.strategy])
-        elif config.strategy == "auto" and self.world.size > 1:
-            kwargs["strategy"] = SafeDDPStrategy()
+        kwargs |= named_strategy(config.strategy, self.world.size)
         try:
             return super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch.cli import LightningArgumentParser
 
-from ..distributed.strategy import SafeDDPStrategy
+from ..distributed.strategy import LIGHTNING_NAMES, SafeDDPStrategy
 from .sources import SPEC_KEYS, Given
 from .value_types import full_path
 
@@ -43,3 +45,15 @@ def default_strategy(parser: LightningArgumentParser, given: Given) -> None:
         knobs = strategy["init_args"].value if set(strategy) <= set(SPEC_KEYS) else strategy
         if isinstance(knobs, dict):
             parser.set_defaults({"trainer.strategy": {"class_path": full_path(SafeDDPStrategy)}})
+
+
+def named_strategy(strategy: Any, processes: int) -> dict[str, SafeDDPStrategy]:
+    """The Trainer's argument where a strategy is given by Lightning's name of DDP, or left to the number of processes.
+
+    Args:
+        strategy: ``trainer.strategy``.
+        processes: Of the run.
+    """
+    if isinstance(strategy, str) and strategy in LIGHTNING_NAMES:
+        return {"strategy": SafeDDPStrategy(**LIGHTNING_NAMES[strategy])}
+    return {"strategy": SafeDDPStrategy()} if strategy == "auto" and processes > 1 else {}
