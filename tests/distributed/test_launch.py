@@ -132,7 +132,6 @@ def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.case("D5")
 def test_a_rank_s_failure_that_rank_0_has_told_of_is_not_told_again(tmp_path: Path) -> None:
     then = """
 text = ("error: Rank 1 failed in step 3: ValueError: boom. [rank-failed]", "error: ValueError: boom. [exception]")
