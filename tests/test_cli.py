@@ -506,8 +506,7 @@ def test_an_error_in_code_of_ones_own_keeps_its_traceback(folder: Path, monkeypa
     code = NET.replace("Here", "Broken") + "    def forward(self, x): return self.no_such_layer(x)\n"
     (folder / "net_broken.py").write_text(code, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "net_broken", raising=False)
-    with pytest.raises(AttributeError, match="no_such_layer"):
-        tiny.run("--model.net", "net_broken.Broken")
+    assert tiny.run("--model.net", "net_broken.Broken") == 1
     assert "net_broken.py" in (RUN / "rank_0/error.txt").read_text(encoding="utf-8")
 
 
