@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ..distributed.faults import NamedError
+from ..distributed.told import printable
 
 COMMAND_LINE = "command line"
 #: Where to look when nothing better can be said.
@@ -174,8 +175,14 @@ def parse(text: str, source: str) -> Given:
     Raises:
         NamedError: ``config``: a file is no YAML, or names a key twice.
     """
-    loader = yaml.SafeLoader(text)
+    if source == COMMAND_LINE and text != printable(text):
+        raise refusal(
+            f"'{printable(text)}' on the command line is no UTF-8.",
+            fix="Rename that file or folder, or give it a second name with ln -s. Names of files inside of it may be any.",
+        )
+    loader = None
     try:
+        loader = yaml.SafeLoader(text)  # it looks for characters that YAML does not know
         node = loader.get_single_node()
         return Given(None, source) if node is None else _marked(loader, node, source)
     except yaml.YAMLError as error:
@@ -192,7 +199,8 @@ def parse(text: str, source: str) -> Given:
             else "Look at this line and the one before: indentation, brackets, quotes around text with a colon.",
         ) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _starts_with_tab(text: str, mark: Any) -> bool:

@@ -444,3 +444,15 @@ def test_knobs_that_do_not_go_together_are_refused_before_processes_meet(capsys:
     key = "trainer.strategy.init_args"
     assert f"{key}.find_unused_parameters is true, which cannot be used. {key}.static_graph is true as well" in sentence
     assert f"Set {key}.find_unused_parameters to auto, or {key}.static_graph to false. [config]" in sentence
+
+
+def test_a_path_on_the_command_line_that_is_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = b"Gr\xfc\xdfe".decode("utf-8", "surrogateescape")
+    sentence = refused(capsys, ["fit", "--config", "tiny.yaml", "--data.predict", folder])
+    assert sentence.startswith(r"error: 'Gr\udcfc\udcdfe' on the command line is no UTF-8. ")
+    assert "ln -s" in sentence
+
+
+def test_characters_that_yaml_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bell.yaml").write_text("experiment: \a\n", encoding="utf-8")
+    assert "bell.yaml: this is no valid YAML" in refused(capsys, ["fit", "--config", "bell.yaml"])
