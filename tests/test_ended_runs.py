@@ -195,6 +195,47 @@ def test_a_rank_that_raises_says_why_last_and_leaves_it_in_its_folder(tmp_path: 
     assert torch.load(run.checkpoint, weights_only=True)["state_dict"]
 
 
+ENDING = """
+import ctypes, os, sys
+from template.models.unet import UNet
+
+class Ending(UNet):
+    calls = 0
+    def forward(self, x):
+        Ending.calls += self.training
+        if Ending.calls == 7 and os.environ["RANK"] == "1":
+            END
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("sys.exit(0)", r"sys\.exit\(0\), raised at ending\.py:10 forward"),
+        ("raise KeyboardInterrupt", r"KeyboardInterrupt, raised at ending\.py:10 forward"),
+        (r'raise ValueError("Gr\udcfcn")', r"ValueError: Gr\\udcfcn, raised at ending\.py:10 forward"),
+        ("os._exit(3)", r"Rank 1 ended itself with exit code 3 in step 4 \(training step\), without a Python exc"),
+        ("os._exit(0)", r"Rank 1 ended itself with exit code 0 in step 4 \(training step\), without a Python exc"),
+        ("ctypes.string_at(0)", r"Rank 1 crashed in step 4 \(training step\) at ending\.py:10 forward: Segmentation"),
+    ],
+)
+def test_a_rank_that_its_own_code_ends_is_a_failure_with_its_place(
+    statement: str, text: str, tmp_path: Path, started: list[Run]
+) -> None:
+    (tmp_path / "ending.py").write_text(ENDING.replace("END", statement))
+    arguments = ["--model.net=ending.Ending", "--model.net.width=4", "--trainer.devices=2"]
+    fit = [argument for argument in FIT if "net.init_args" not in argument]
+    run = _start(started, [sys.executable, *MODULE, *fit, *arguments], tmp_path)
+    run.wait_for(run.checkpoint)
+    run.seconds_until_all_are_gone(40)
+    assert run.program.returncode == 1
+    printed = run.printed.read_text(encoding="utf-8")
+    assert re.search(text, printed), printed
+    assert "Traceback" not in printed
+    assert not list(tmp_path.rglob("phase.txt"))
+
+
 SLEEPER = """
 import os, time
 from template.models.unet import UNet
