@@ -178,7 +178,7 @@ def parse(text: str, source: str) -> Given:
     if source == COMMAND_LINE and text != printable(text):
         raise refusal(
             f"'{printable(text)}' on the command line is no UTF-8.",
-            fix="Rename that file or folder, or give it a second name with ln -s. Files inside of it may have any name.",
+            fix="Rename that file or folder, or give it a second name with ln -s. Files in it may have any name.",
         )
     loader = None
     try:
