@@ -21,11 +21,10 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from ..distributed.faults import NamedError
-from ..distributed.told import printable, text_of
+from ..distributed.told import ERROR_FILE, printable, text_of
 from .events import rewind
 
 LOG_FILE = "output.log"
-ERROR_FILE = "error.txt"
 #: Colours and cursor movements of a terminal: control sequences of ECMA-48.
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: In a rank's folder: what it failed with.
+ERROR_FILE = "error.txt"
 #: Characters of an exception's text that are printed; ``error.txt`` has all of them.
 LONGEST = 500
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from .alarm import alarm_of
 from .faults import NamedError
+from .forks import at_work
 from .hang_report import long_wait, plain_report, sentence, with_dump, write_report
 from .heartbeat import Beat, birth, machine, short
 from .main_thread import MainThread
@@ -28,13 +29,12 @@ from .peers import Peers, hosted_here
 from .phase_file import PhaseFile
 from .raised import own_frames, said
 from .stacks import StackFile, end_process
-from .told import printable
+from .told import ERROR_FILE, printable
 from .verdict import HEARING, Seen, Verdict, judge
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-ERROR_FILE = "error.txt"
 #: Seconds within which a process must have ended once the verdict is known; then the interpreter's C code ends it.
 _BACKSTOP = 10.0
 #: Seconds that a rank which has learnt the verdict leaves the one that prints it, so that nothing is printed after.
@@ -248,6 +248,7 @@ class Watchdog:
                 with contextlib.suppress(Exception):
                     self._say(replace(self._beat, still=0.0))
 
+    @at_work
     def _tick(self) -> None:
         if self._stacks is not None:
             self._stacks.arm((self.startup_timeout if self._main.startup else self.timeout).total_seconds())
