@@ -51,7 +51,7 @@ def test_layers_in_a_plain_list_end_the_run_before_its_first_step(tmp_path: Path
     for error in run_ranks(2, _fit_plain_list, 2, str(tmp_path)):
         assert error.identifier == "unregistered-module"
         assert error.what == "net.heads is a plain list of 2 layers (Conv2d): they are neither moved nor trained."
-        assert error.fix == "Use nn.ModuleList."
+        assert error.fix.startswith("Use nn.ModuleList. ")
         assert "averaged over the processes" in error.cause
 
 
