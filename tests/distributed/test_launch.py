@@ -125,6 +125,7 @@ def test_the_first_failure_is_shown_last_and_gives_the_exit_code(
     assert done.stderr.strip().splitlines()[-1] == last
 
 
+@pytest.mark.slow
 def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path) -> None:
     then = "leave_message(world, 'error: the same on all.'); sys.exit(2 if world.rank else time.sleep(60))"
     done = _launch(tmp_path, then)
@@ -132,6 +133,7 @@ def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_rank_s_failure_that_rank_0_has_told_of_is_not_told_again(tmp_path: Path) -> None:
     then = """
 text = ("error: Rank 1 failed in step 3: ValueError: boom. [rank-failed]", "error: ValueError: boom. [exception]")
@@ -141,6 +143,7 @@ sys.exit(1 if world.rank else time.sleep(60))
     assert _launch(tmp_path, then).stderr == ""
 
 
+@pytest.mark.slow
 def test_the_signal_that_ended_a_rank_is_told_after_what_rank_0_has_seen(tmp_path: Path) -> None:
     then = """
 if world.rank:
@@ -161,6 +164,7 @@ phase.note("training step", 4)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_ends_itself_is_told_with_its_step(rank: int, tmp_path: Path) -> None:
     done = _launch(tmp_path, f"{LEAVES}\nos._exit(3) if world.rank == {rank} else time.sleep(60)")
@@ -172,12 +176,14 @@ def test_a_rank_that_ends_itself_is_told_with_its_step(rank: int, tmp_path: Path
     assert done.stderr.endswith("[rank-gone]\n")
 
 
+@pytest.mark.slow
 def test_a_signal_is_told_with_the_step(tmp_path: Path) -> None:
     done = _launch(tmp_path, f"{LEAVES}\nos.kill(os.getpid(), 11) if world.rank else time.sleep(60)")
     assert done.returncode == 1
     assert done.stderr.startswith("error: Rank 1 was ended by SIGSEGV in step 4 (training step). ")
 
 
+@pytest.mark.slow
 def test_an_end_with_code_0_is_told_once_the_others_miss_the_rank(tmp_path: Path) -> None:
     then = """
 if world.rank:
@@ -192,11 +198,15 @@ sys.exit(1)
     assert done.stderr == what
 
 
+@pytest.mark.slow
 def test_that_rank_0_is_gone_is_not_said_after_its_reason(tmp_path: Path) -> None:
     then = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while world.rank and not Path("said").exists():
+    time.sleep(0.01)
 leave_message(world, "error: Rank 0 ended. [rank-failed]" if world.rank else "error: No room. [folder-not-writable]")
+Path("said").touch()
 time.sleep(0 if world.rank else 1)
 sys.exit(1)
 """
@@ -204,6 +214,7 @@ sys.exit(1)
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 @pytest.mark.case("E2")
 def test_what_the_first_process_says_is_left_to_it(tmp_path: Path) -> None:
     then = """
