@@ -118,7 +118,7 @@ def test_one_task_for_two_devices_is_refused(tmp_path: Path) -> None:
     task = {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     codes, outputs = finish([start([sys.executable, *MODULE, *FIT], tmp_path, **task)])
     assert codes == [2]
-    assert "slurm started 1 processes on 1 machines, but trainer.devices is 2" in outputs[0]
+    assert "slurm started 1 process on this machine, but trainer.devices is 2" in outputs[0]
     assert "[world-size]" in outputs[0]
     assert not (tmp_path / "runs").exists()
 
