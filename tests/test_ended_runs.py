@@ -162,6 +162,16 @@ def test_ctrl_c_ends_with_130_and_one_sentence(devices: int, tmp_path: Path, sta
     assert torch.load(run.checkpoint, weights_only=True)["state_dict"]
 
 
+def _start_with_network(started: list[Run], folder: Path, network: str, code: str, *more: str) -> Run:
+    """Train a network of one's own on two processes, until its first checkpoint."""
+    (folder / f"{network.partition('.')[0]}.py").write_text(code)
+    fit = [argument for argument in FIT if "net.init_args" not in argument]
+    arguments = [f"--model.net={network}", "--model.net.width=4", "--trainer.devices=2", *more]
+    run = _start(started, [sys.executable, *MODULE, *fit, *arguments], folder)
+    run.wait_for(run.checkpoint)
+    return run
+
+
 RAISER = """
 import os
 from template.models.unet import UNet
@@ -177,11 +187,7 @@ class Raiser(UNet):
 
 
 def test_a_rank_that_raises_says_why_last_and_leaves_it_in_its_folder(tmp_path: Path, started: list[Run]) -> None:
-    (tmp_path / "raiser.py").write_text(RAISER)
-    arguments = ["--model.net=raiser.Raiser", "--model.net.width=4", "--trainer.devices=2"]
-    fit = [argument for argument in FIT if "net.init_args" not in argument]
-    run = _start(started, [sys.executable, *MODULE, *fit, *arguments], tmp_path)
-    run.wait_for(run.checkpoint)
+    run = _start_with_network(started, tmp_path, "raiser.Raiser", RAISER)
     run.seconds_until_all_are_gone(30)
     assert run.program.returncode == 1
     assert run.last_line.startswith("error: ")
@@ -223,11 +229,7 @@ class Ending(UNet):
 def test_a_rank_that_its_own_code_ends_is_a_failure_with_its_place(
     statement: str, text: str, tmp_path: Path, started: list[Run]
 ) -> None:
-    (tmp_path / "ending.py").write_text(ENDING.replace("END", statement))
-    arguments = ["--model.net=ending.Ending", "--model.net.width=4", "--trainer.devices=2"]
-    fit = [argument for argument in FIT if "net.init_args" not in argument]
-    run = _start(started, [sys.executable, *MODULE, *fit, *arguments], tmp_path)
-    run.wait_for(run.checkpoint)
+    run = _start_with_network(started, tmp_path, "ending.Ending", ENDING.replace("END", statement))
     run.seconds_until_all_are_gone(40)
     assert run.program.returncode == 1
     printed = run.printed.read_text(encoding="utf-8")
@@ -251,13 +253,10 @@ class Sleeper(UNet):
 
 
 def test_a_sleeping_rank_ends_the_run_within_its_timeout(tmp_path: Path, started: list[Run]) -> None:
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
     line = SLEEPER.splitlines().index("            time.sleep(600)  # the culprit") + 1
-    arguments = ["--model.net=sleeper.Sleeper", "--model.net.width=4", "--trainer.strategy.init_args.timeout=30s"]
-    fit = [argument for argument in FIT if "net.init_args" not in argument]
-    run = _start(started, [sys.executable, *MODULE, *fit, *arguments, "--trainer.devices=2"], tmp_path)
-    run.wait_for(tmp_path / "runs/phantom/version_0/rank_1/output.log")
-    run.wait_for(run.checkpoint)  # after four steps; two forward passes were the probe's
+    timeout = "--trainer.strategy.init_args.timeout=30s"
+    # Until the checkpoint there were four steps; two forward passes were the probe's.
+    run = _start_with_network(started, tmp_path, "sleeper.Sleeper", SLEEPER, timeout)
     seconds = run.seconds_until_all_are_gone(45)
     assert seconds > 20
     assert run.program.returncode == 1

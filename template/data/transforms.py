@@ -8,6 +8,7 @@ Random ones draw from torch's global generator alone, which the data module seed
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,9 +35,9 @@ class _OnImage(v2.Transform):
             return inpt
         return tv_tensors.wrap(self.intensity(inpt.as_subclass(Tensor), params), like=inpt)
 
+    @abstractmethod
     def intensity(self, image: Tensor, params: dict[str, Any]) -> Tensor:
         """New values of an image ``[C, *S]``, float32."""
-        raise NotImplementedError
 
 
 class Window(_OnImage):

@@ -11,7 +11,7 @@ from .faults import NamedError
 from .knobs import FULL_KEY
 from .probe import trainable_names
 from .recognize import Finding, recognize
-from .trainable import listed
+from .told import listed
 
 
 def diagnose(error: BaseException, module: nn.Module, rank: int, samples: str = "") -> NamedError | None:

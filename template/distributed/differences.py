@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .strategy import SafeDDPStrategy
+from .told import listed
 
 #: Classes that draw random numbers in training, by name: timm's and torchvision's have no common base.
 _RANDOM_NAMES = ("DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d")
@@ -29,8 +30,7 @@ def differences(trainer: Trainer, module: LightningModule) -> list[str]:
     found = []
     random = [name for name, layer in module.named_modules() if _draws(layer)]
     if random:
-        more = f" and {len(random) - 1} more" if len(random) > 1 else ""
-        found.append(f"dropout ({random[0]}{more}) draws other numbers with another number of processes")
+        found.append(f"dropout ({listed(random, 1)}) draws other numbers with another number of processes")
     unsynchronised = isinstance(trainer.strategy, SafeDDPStrategy) and not trainer.strategy.sync_batchnorm
     if unsynchronised and any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         found.append("strategy.sync_batchnorm is off: BatchNorm sees each process's own batch")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .collectives import world_size
 from .faults import NamedError
 from .knobs import FULL_KEY
+from .told import listed
 from .undo import nothing_happened
 
 NOT_CALLED = "its module is not called in forward: a branch that is not taken, or a layer that is left over"
@@ -136,9 +137,8 @@ def describe(unused: Iterable[Unused], ranks: int, most: int = 10) -> str:
         groups.setdefault((one.cause, one.ranks), []).append(one.name)
     parts = []
     for (cause, where), names in groups.items():
-        more = f" and {len(names) - most} more" if len(names) > most else ""
         place = "" if len(where) == ranks else f" on {_ranks(where)}"
-        parts.append(f"{', '.join(names[:most])}{more}{place} ({cause})")
+        parts.append(f"{listed(names, most)}{place} ({cause})")
     return "; ".join(parts)
 
 

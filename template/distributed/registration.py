@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchmetrics import Metric
 
 from .faults import NamedError
+from .told import listed
 
 #: What PyTorch and Lightning keep in each module for themselves.
 _INTERNAL = vars(nn.Module()).keys() | vars(LightningModule()).keys()
@@ -215,5 +216,4 @@ def _without(module: nn.Module, groups: Iterable[tuple[Optimizer, int, dict[str,
 
 
 def _some(values: list[Any], shown: Callable[[Any], str] = str) -> str:
-    more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
-    return ", ".join(map(shown, values[:_LISTED])) + more
+    return listed([shown(value) for value in values], _LISTED)

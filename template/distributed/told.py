@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 #: In a rank's folder: what it failed with.
 ERROR_FILE = "error.txt"
 #: Characters of an exception's text that are printed; ``error.txt`` has all of them.
@@ -24,3 +26,8 @@ def shortened(text: str, limit: int = LONGEST) -> str:
 def printable(text: str) -> str:
     r"""A text that UTF-8 can hold: a file name in another encoding has halves of characters (``\udcfc``) in it."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """The first names of a list in a sentence, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

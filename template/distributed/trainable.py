@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 from torch.optim import Optimizer
 
-_MOST = 10  # names in a message
+from .told import listed
 
 
 class Trainable:
@@ -60,8 +60,3 @@ class Trainable:
 
     def _now(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence, not more than ten of them."""
-    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
