@@ -24,6 +24,8 @@ _generations = itertools.count()
 _T = TypeVar("_T")
 #: For one answer of the store.
 _PATIENCE = timedelta(seconds=5)
+#: Seconds from the end of a process's connections to its own; a large one gives its memory back between.
+_LEAVING = 1.0
 
 
 class Peers:
@@ -201,13 +203,21 @@ class Peers:
         host = self.seen.get(0)
         return host is not None and host.beat.hosts and host.beat.process_gone()
 
+    def _host_leaves(self) -> bool:
+        """Whether the process that held the store is gone, or goes: its sockets close a moment before it has ended."""
+        deadline = time.monotonic() + _LEAVING
+        while not (gone := self._host_gone()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return gone
+
     def _try(self, action: Callable[[], _T], otherwise: _T) -> _T:
         if self.lost:
             return otherwise
         try:
             return action()
         except RuntimeError:
-            self.lost = self._host_gone()
+            # To connect again to one that is gone would take all the patience, and torch would print about it.
+            self.lost = self._host_leaves()
         if not self.lost:
             try:
                 self._connect()

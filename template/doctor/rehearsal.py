@@ -1,0 +1,153 @@
+"""The user's own configuration, changed so far that a few steps of it can be run and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+from ..callbacks.probe import ProbeStep
+from ..cli import SegmentationCLI
+from ..data.module import SegmentationData
+from ..models.segmenter import Segmenter
+from ..runs import Place
+from .options import Options
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A run that is about to take its first step: set up, on its device, with loaders and optimizers.
+
+    Attributes:
+        trainer: Of the rehearsal, which is shorter than the run that was asked for.
+        module: The user's network, loss and optimizer.
+        data: The user's data set.
+        options: Of the doctor.
+        asked: Section ``trainer`` of the configuration, as ``fit`` would take it.
+        config: The whole configuration.
+        folder: For files, removed afterwards.
+        measured: Numbers that a check leaves for others, by name.
+    """
+
+    trainer: Trainer
+    module: Segmenter
+    data: SegmentationData
+    options: Options
+    asked: dict[str, Any]
+    config: Any
+    folder: Path
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+class AtStart(Callback):
+    """Calls a function when everything is set up and nothing has been trained.
+
+    Args:
+        look: Called with the trainer and the module.
+        stop: Whether nothing shall be trained at all.
+    """
+
+    def __init__(self, look: Callable[[Trainer, Any], None], stop: bool = False) -> None:
+        self.look = look
+        self.stop = stop
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look."""
+        self.look(trainer, pl_module)
+        trainer.should_stop = trainer.should_stop or self.stop
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave before the first batch."""
+        if self.stop:
+            raise StopIteration
+
+
+class RehearsalCLI(SegmentationCLI):
+    """``fit``, made short, away from the user's runs, and without its own checks where those of the doctor stand.
+
+    Args:
+        arguments: What follows the verb.
+        options: Of the doctor.
+        folder: For all files.
+        processes: Of this rehearsal.
+        steps: Optimizer steps.
+        change: Further keys of the ``trainer`` section.
+        callbacks: Of the doctor.
+        checks: Whether ``fit``'s own checks before the first step run as well.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        options: Options,
+        folder: Path,
+        *,
+        processes: int,
+        steps: int,
+        change: dict[str, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+        checks: bool = True,
+    ) -> None:
+        self.options = options
+        self.folder = folder
+        self.processes = processes
+        self.steps = steps
+        self.change = change or {}
+        self.own_callbacks = list(callbacks)
+        self.checks = checks
+        self.asked: dict[str, Any] = {}
+        super().__init__(["fit", *arguments])
+
+    @override
+    def _join_world(self) -> None:
+        config = self.config[self.subcommand]
+        trainer = config.trainer
+        self.asked = trainer.as_dict() if hasattr(trainer, "as_dict") else dict(trainer)
+        accumulation = trainer.accumulate_grad_batches
+        changes: dict[str, Any] = {
+            "accelerator": self.options.accelerator,
+            "devices": self.processes,
+            "num_nodes": 1,
+            "max_epochs": 1,
+            "min_epochs": None,
+            "max_steps": -1,
+            "min_steps": None,
+            "max_time": None,
+            "limit_train_batches": self.steps * accumulation,
+            "limit_val_batches": 2,
+            "num_sanity_val_steps": 0,
+            "val_check_interval": None,
+            "check_val_every_n_epoch": 1,
+            "fast_dev_run": False,
+            "overfit_batches": 0.0,
+            "profiler": None,
+            "logger": config.trainer.logger in (None, True),
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "barebones": False,
+            **self.change,
+        }
+        for key, value in changes.items():
+            setattr(trainer, key, value)
+        if config.seed_everything is True:
+            config.seed_everything = 0
+        config.ckpt_path = None
+        super()._join_world()
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        """Write into the doctor's folder alone."""
+        self.place = Place(self.folder, self.folder, None)
+        self.rank_folder = self.folder / f"rank_{self.world.rank}"
+        self.rank_folder.mkdir(parents=True, exist_ok=True)
+        assert self.watchdog is not None
+        self.watchdog.use_folder(self.rank_folder)
+
+    @override
+    def _callbacks(self, config: Any, user: list[Callback]) -> list[Callback]:
+        left_out = () if self.checks else (ProbeStep,)
+        return [*self.own_callbacks, *(one for one in super()._callbacks(config, user) if not isinstance(one, left_out))]
