@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Rehearsal:
         asked: Section ``trainer`` of the configuration, as ``fit`` would take it.
         config: The whole configuration.
         folder: For files, removed afterwards.
+        environ: Variables that the doctor was started with; its processes have a launcher's own in place of some.
         measured: Numbers that a check leaves for others, by name.
     """
 
@@ -40,6 +42,7 @@ class Rehearsal:
     asked: dict[str, Any]
     config: Any
     folder: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     measured: dict[str, Any] = field(default_factory=dict)
 
 
