@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..distributed.faults import NamedError
-from ..distributed.told import shortened, text_of
+from ..distributed.told import listed, shortened, text_of
 from ..labels import IGNORE_INDEX
 
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
@@ -107,7 +107,7 @@ class CaseDataset(Dataset[Sample]):
         """
         epoch, index = key if isinstance(key, tuple) else (0, key)
         case = self.cases[index]
-        image, mask = self._checked(case)
+        image, mask = self.checked(case)
         sample: Sample = {"image": tv_tensors.Image(image)}
         if mask is not None and self.augment is not None:
             sample["mask"] = tv_tensors.Mask(mask)
@@ -128,7 +128,16 @@ class CaseDataset(Dataset[Sample]):
         except NamedError as error:
             return error
 
-    def _checked(self, case: Case) -> tuple[Tensor, Tensor | None]:
+    def checked(self, case: Case) -> tuple[Tensor, Tensor | None]:
+        """Read a case, and see whether it fits the classes and the channels.
+
+        Returns:
+            The image [C, *S] and its mask [*S], or None, as they are read.
+
+        Raises:
+            NamedError: ``data-unreadable``, ``image-channels``, ``data-not-finite``, ``data-size-mismatch`` or
+                ``mask-values``, with the name of the case.
+        """
         try:
             image, mask = self.read(case)
         except NamedError:
@@ -137,28 +146,44 @@ class CaseDataset(Dataset[Sample]):
             raise NamedError(
                 "data-unreadable", f"'{case.name}' cannot be read: {type(error).__name__}: {shortened(text_of(error))}."
             ) from error
+        for part, what in ((image, "image"), (mask, "mask")):
+            if not isinstance(part, Tensor) and part is not None:
+                raise NamedError(
+                    "data-unreadable",
+                    f"The {what} of '{case.name}' is read as a {type(part).__name__}, and not as a tensor.",
+                    cause="An image is a float32 tensor [C, …], a mask a uint8 tensor of labels […].",
+                    fix="Give torch.from_numpy(array) back.",
+                )
         if image.ndim < 3 or image.shape[0] != self.in_channels:
             raise NamedError(
                 "image-channels",
                 f"'{case.name}' is an image of shape {list(image.shape)}; data.in_channels is {self.in_channels}.",
             )
+        if image.numel() == 0:
+            raise NamedError("data-unreadable", f"'{case.name}' is an empty image of shape {list(image.shape)}.")
         if not torch.isfinite(image).all():
             raise NamedError("data-not-finite", f"'{case.name}' has values that are NaN or infinite.")
-        if mask is None:
-            return image, None
+        if mask is not None:
+            self._check_mask(image, mask, case)
+        return image, mask
+
+    def _check_mask(self, image: Tensor, mask: Tensor, case: Case) -> None:
         if mask.shape != image.shape[1:]:
+            channels = mask.ndim == image.ndim and mask.shape[1:] == image.shape[1:]
             raise NamedError(
                 "data-size-mismatch",
                 f"The image of '{case.name}' has the size {list(image.shape[1:])}, its mask {list(mask.shape)}.",
+                cause="A mask has one label for each pixel, and no channels." if channels else None,
+                fix="Give mask[0], or mask.argmax(0) where each class has a channel." if channels else None,
             )
-        if int(mask.masked_fill(mask == IGNORE_INDEX, 0).max()) >= len(self.classes):
+        labels = mask.masked_fill(mask == IGNORE_INDEX, 0)
+        if int(labels.max()) >= len(self.classes) or int(labels.min()) < 0:
             found = torch.unique(mask).tolist()
             raise NamedError(
                 "mask-values",
-                f"The mask of '{case.name}' has the values {found}; data.classes names {len(self.classes)} classes, "
-                f"0 to {len(self.classes) - 1}.",
+                f"The mask of '{case.name}' has the values [{listed([str(value) for value in found])}]; data.classes "
+                f"names {len(self.classes)} classes, 0 to {len(self.classes) - 1}.",
             )
-        return image, mask
 
 
 def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> Sample:

@@ -121,6 +121,25 @@ def test_what_is_wrong_is_named(identifier: str) -> None:
     assert words in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("read", "identifier", "words"),
+    [
+        (lambda case: (np.zeros((1, 4, 6)), None), "data-unreadable", "read as a ndarray"),
+        (lambda case: (torch.zeros(1, 4, 6), np.zeros((4, 6))), "data-unreadable", "mask of 'case_0' is read as a nd"),
+        (lambda case: (torch.zeros(1, 0, 6), None), "data-unreadable", "empty image of shape [1, 0, 6]"),
+        (lambda case: (torch.zeros(1, 4, 6), torch.zeros(2, 4, 6)), "data-size-mismatch", "and no channels"),
+        (lambda case: (torch.zeros(1, 4, 6), -torch.ones(4, 6).long()), "mask-values", "the values [-1]"),
+        (lambda case: (torch.zeros(1, 4, 6), torch.arange(24).view(4, 6)), "mask-values", "9 and 14 more]"),
+    ],
+    ids=["image of numpy", "mask of numpy", "empty", "channels", "negative", "many"],
+)
+def test_other_forms_are_named(read: Callable[[Case], Any], identifier: str, words: str) -> None:
+    with pytest.raises(NamedError) as caught:
+        dataset(read).checked(CASES[0])
+    assert caught.value.identifier == identifier
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_failure_leaves_a_worker_whole(workers: int) -> None:
     reader, _ = FAULTS["mask-values"]
