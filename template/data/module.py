@@ -279,10 +279,12 @@ class SegmentationData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_by_shape, **self._loader_settings())
 
     def _loader_settings(self) -> dict[str, Any]:
-        workers = self._workers()
+        trainer = self._trainer()
+        on_cpu: bool = trainer.strategy.root_device.type == "cpu"
+        workers = self.workers_of(trainer.num_devices, on_cpu)
         return {
             "num_workers": workers,
-            "pin_memory": self._trainer().strategy.root_device.type == "cuda",
+            "pin_memory": trainer.strategy.root_device.type == "cuda",
             "persistent_workers": workers > 0,
             "worker_init_fn": start_worker,
             # A loader seeds its workers from this; without it, from torch's global generator, which the
@@ -290,14 +292,18 @@ class SegmentationData(LightningDataModule):
             "generator": torch.Generator().manual_seed(self._seed()),
         }
 
-    def _workers(self) -> int:
+    def workers_of(self, processes: int, on_cpu: bool) -> int:
+        """Loader processes of each training process.
+
+        Args:
+            processes: Training processes on this machine.
+            on_cpu: Whether they train on the CPU.
+        """
         if isinstance(self.num_workers, int):
             return self.num_workers
-        trainer = self._trainer()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share: int = cores // max(1, trainer.num_devices)
+        share = cores // max(1, processes)
         # A network that trains on the CPU needs the cores itself; a GPU is fed by up to 8 workers.
-        on_cpu: bool = trainer.strategy.root_device.type == "cpu"
         return min(4, share // 4) if on_cpu else max(1, min(8, share - 1))
 
     def _seed(self) -> int:

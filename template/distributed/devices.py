@@ -41,7 +41,7 @@ def check_devices(trainer: Mapping[str, Any]) -> None:
             cause=f"torch {torch.__version__} {built}.",
             fix="Set trainer.accelerator to cpu or auto.",
         )
-    wanted = _wanted(devices)
+    wanted = gpus_wanted(devices)
     if wanted > count:
         raise NamedError(
             "config",
@@ -51,8 +51,8 @@ def check_devices(trainer: Mapping[str, Any]) -> None:
         )
 
 
-def _wanted(devices: Any) -> int:
-    """GPUs that have to be there: a number counts them, a list names them from 0 on."""
+def gpus_wanted(devices: Any) -> int:
+    """GPUs that have to be there for ``trainer.devices``: a number counts them, a list names them from 0 on."""
     if isinstance(devices, str):
         parts = [part.strip() for part in devices.split(",") if part.strip()]
         if not all(part.isdigit() for part in parts):
