@@ -100,6 +100,10 @@ class SegmentationData(LightningDataModule):
             The image, float32 [C, *S] in raw units, and its mask, uint8 [*S] of labels, or None where it has none.
         """
 
+    def spacing(self, case: Case) -> Sequence[float] | None:
+        """Edges of a case's pixels or voxels, in millimetres, where its file tells; ``doctor`` compares them."""
+        return None
+
     def predict_cases(self, path: Path) -> list[Case]:
         """Cases of new images for ``predict``.
 

@@ -246,7 +246,7 @@ def strategy_knobs(asked: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         asked: The section.
     """
-    strategy = asked.get("strategy")
+    strategy: Any = asked.get("strategy")
     return dict(strategy.get("init_args") or {}) if hasattr(strategy, "get") else {}
 
 
