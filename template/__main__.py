@@ -38,6 +38,7 @@ _VERBS = {
     "validate": "score a checkpoint on the validation cases",
     "test": "score a checkpoint on the test cases",
     "predict": "write masks and overlay pictures of new images (--data.predict PATH --out DIR)",
+    "doctor": "find what would stop a training in several processes, on this machine (doctor --config FILE)",
     "explain": "find the known failures in a log, and what to do about them (explain [FILE] [--json])",
 }
 
@@ -75,8 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.insert(0, str(Path.cwd()))
     world = None
     try:
+        if given[0] == "doctor":
+            from .doctor.command import main as doctor
+
+            return doctor(given[1:], f"python -m {_PACKAGE} doctor", __file__)
         world = read_world()
-        end_with_launcher(world)
+        if world.launcher == "torchrun":  # or our own, which is torchrun's
+            end_with_launcher()
         share_threads(world)
         # Warnings of torch's C++ code about sockets and stacks tell nothing that our own messages do not.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

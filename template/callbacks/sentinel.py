@@ -47,7 +47,7 @@ class DivergenceSentinel(Callback):
         self._step = step
         tensors = dict(_tensors(pl_module))
         rates = dict(_rates(trainer))
-        sums = [*map(_checksum, tensors.values())]
+        sums = [*map(checksum, tensors.values())]
         here = torch.stack([*sums, *(torch.tensor(_bits(rate), device=pl_module.device) for rate in rates.values())])
         everywhere = [torch.empty_like(here) for _ in range(world_size())]
         dist.all_gather(everywhere, here, group=group())
@@ -80,7 +80,8 @@ def _rates(trainer: Trainer) -> Iterator[tuple[str, float]]:
             yield f"the learning rate of optimizer {i}, group {j}", float(parameters["lr"])
 
 
-def _checksum(tensor: Tensor) -> Tensor:
+def checksum(tensor: Tensor) -> Tensor:
+    """Sum of a tensor's bits, read as integers: int64, scalar."""
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)

@@ -14,24 +14,17 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..console import make_console
 from ..distributed.differences import differences
 from ..distributed.faults import NamedError
 from ..distributed.heartbeat import short
 from .checkpoint import keeper_of
 
 SCORES_FILE = "scores.json"
-_FILE_WIDTH = 80  # columns, where there is no terminal to ask
 _MISSING = "–"
-
-
-def make_console() -> Console:
-    """Console on standard output; in a file plain text of 80 columns."""
-    console = Console(highlight=False)
-    return console if console.is_terminal or console.is_jupyter else Console(highlight=False, width=_FILE_WIDTH)
 
 
 class StartSummary(Callback):

@@ -49,6 +49,14 @@ def differences(trainer: Trainer, module: LightningModule) -> list[str]:
     return found
 
 
+def dropout_off(module: nn.Module) -> None:
+    """Let dropout and the like drop nothing, in training too."""
+    for layer in filter(_draws, module.modules()):
+        for name in ("p", "drop_prob", "dropout"):
+            if isinstance(getattr(layer, name, None), float):
+                setattr(layer, name, 0.0)
+
+
 def _draws(layer: nn.Module) -> bool:
     if isinstance(layer, _DropoutNd):
         return bool(layer.p > 0)

@@ -40,15 +40,17 @@ def cores_each(processes: int) -> int:
     return max(1, usable // processes)
 
 
-def end_with_launcher(world: World) -> None:
-    """Be told to stop, with SIGTERM, when torchrun or our own launcher dies.
+def end_with_launcher(number: int = signal.SIGTERM) -> None:
+    """Be told to stop when the launcher, the parent of this process, dies.
 
     A launcher that is killed with SIGKILL ends nobody, and its ranks would go on, out of sight, in a folder that the
     next start takes for its own. Linux alone has a signal for it.
+
+    Args:
+        number: Signal to be told by.
     """
-    if world.launcher == "torchrun":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def print_any_letter() -> None:

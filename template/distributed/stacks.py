@@ -49,7 +49,7 @@ class StackFile:
         before = self.path.stat().st_size
         texts = []
         for worker in multiprocessing.active_children():
-            if worker.pid is not None and _handles(worker.pid, _ASK):
+            if worker.pid is not None and handles(worker.pid, _ASK):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, _ASK)
                 time.sleep(0.2)
@@ -78,7 +78,7 @@ class StackFile:
                 self.path.unlink()
 
 
-def _handles(pid: int, number: int) -> bool:
+def handles(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal, which would end it otherwise (proc(5), SigCgt)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -105,11 +105,18 @@ def read_dump(path: str) -> tuple[str, list[tuple[str, int, str]]]:
     found = re.search(r"^(Timeout \(.*|Fatal Python error: .*)$", text, re.MULTILINE)
     if found is None:
         return "", []
-    # A crash may be in any thread: "Current thread"; of a stop, the main thread is the oldest, which comes last.
-    blocks = re.split(r"^(?=(?:Current t|T)hread 0x)", text[found.end() :], flags=re.MULTILINE)[1:]
+    return found[1], frames_of(text[found.end() :])
+
+
+def frames_of(text: str) -> list[tuple[str, int, str]]:
+    """File, line and function of a thread's frames in a dump of :mod:`faulthandler`, the innermost first.
+
+    It is the thread that crashed or was asked; of a stop the main thread, which is the oldest and comes last.
+    """
+    blocks = re.split(r"^(?=(?:Current t|T)hread 0x)", text, flags=re.MULTILINE)[1:]
     block = next((block for block in blocks if block.startswith("Current")), blocks[-1] if blocks else "")
     frames = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', block, re.MULTILINE)
-    return found[1], [(file, int(line), function.strip()) for file, line, function in frames]
+    return [(file, int(line), function.strip()) for file, line, function in frames]
 
 
 def end_process() -> None:

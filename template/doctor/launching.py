@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlparse
 
-from jsonargparse import dict_to_namespace
+from jsonargparse import Namespace
 
 from ..distributed.environment import check_processes
 from ..distributed.world import read_world
@@ -48,8 +48,8 @@ def judge_launcher(environ: Mapping[str, str], asked: Mapping[str, Any]) -> Iter
             yield passed("none set")
         return
     # Whether the GPUs are there is another check's question.
-    section: Any = dict_to_namespace({"devices": "auto", "num_nodes": 1, **asked, "accelerator": "cpu"})
-    check_processes(world, section)
+    section: Any = Namespace  # it has no types
+    check_processes(world, section(**{"devices": "auto", "num_nodes": 1, **asked, "accelerator": "cpu"}))
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not _answers(host, port):
         names = " ".join(name for name in (*_PLACE, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name in environ)
@@ -64,27 +64,31 @@ def judge_launcher(environ: Mapping[str, str], asked: Mapping[str, Any]) -> Iter
 
 
 def judge_port(environ: Mapping[str, str], init_method: str) -> Iterator[Finding]:
-    """Look whether the port is free that the user has chosen, and whether this machine can be reached by itself.
+    """Look whether the port is free that the user has chosen.
 
     Args:
         environ: Environment variables.
         init_method: Knob of the strategy.
     """
     url = urlparse(init_method)
-    served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself has opened it
+    port = environ.get("MASTER_PORT", "")
     if url.scheme == "tcp":
-        yield from _of_port(str(url.port), f"init_method {init_method}", "Write another port into it.", url.hostname)
-    elif environ.get("MASTER_PORT") and not served:
-        port = environ["MASTER_PORT"]
-        fix = "Set MASTER_PORT to another one, or unset it: the program, and torchrun --standalone, find a free one."
-        yield from _of_port(port, f"MASTER_PORT={port}", fix, environ.get("MASTER_ADDR"))
-    yield from _loopback()
+        fault = _of_port(str(url.port), url.hostname)
+        if fault:
+            yield failure(fault[0], f"{fault[1]}: {init_method}.", fault[2], "Write another one into init_method.")
+    elif url.scheme == "env" and port and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # torchrun's own
+        fault = _of_port(port, environ.get("MASTER_ADDR"))
+        if fault:
+            fix = "unset MASTER_PORT, or set it to another one: the program and torchrun --standalone find a free one."
+            # Started by hand, the program takes a free one.
+            say = failure if environ.keys() & {"OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID"} else warning
+            yield say(fault[0], f"{fault[1]}: MASTER_PORT={port}.", fault[2], fix)
 
 
-def _of_port(port: str, where: str, fix: str, host: str | None) -> Iterator[Finding]:
+def _of_port(port: str, host: str | None) -> tuple[str, str, str | None] | None:
+    """Identifier, sentence and cause of what is wrong with a port; None: nothing."""
     if not port.isdigit() or not 0 < int(port) < 65536:
-        yield failure("config", f"{where} names no port.", "A port is a number from 1 to 65535.", fix)
-        return
+        return "config", f"{port} is no port", "A port is a number from 1 to 65535."
     try:
         with socket.socket() as server:
             # As the store does: a port whose last connections are being closed is free.
@@ -93,13 +97,15 @@ def _of_port(port: str, where: str, fix: str, host: str | None) -> Iterator[Find
             server.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            yield failure("port-in-use", f"Port {port} of {where} is taken.", fix=fix)
-        elif error.errno == errno.EACCES:
-            yield failure("port-in-use", f"Port {port} of {where} may not be opened.", "Below 1024 are root's.", fix)
+            return "port-in-use", f"Port {port} is taken", None
+        if error.errno == errno.EACCES:
+            return "port-in-use", f"Port {port} may not be opened", "Those below 1024 are root's."
         # Any other: the address is that of another machine, or of none; fit says which.
+    return None
 
 
-def _loopback() -> Iterator[Finding]:
+def reach_itself() -> Iterator[Finding]:
+    """Open a port that the system chooses, and reach it as the processes of one machine would."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -132,7 +138,7 @@ def launcher_fits(rehearsal: Rehearsal) -> Iterator[Finding]:
 def ports_are_free(rehearsal: Rehearsal) -> Iterator[Finding]:
     """The chosen port is free, and a process can reach another one on this machine."""
     init_method = strategy_knobs(rehearsal.asked).get("init_method") or "env://"
-    found = list(judge_port(rehearsal.environ, init_method))
+    found = [*judge_port(rehearsal.environ, init_method), *reach_itself()]
     yield from found or [passed("free, and localhost answers")]
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from ..callbacks.probe import ProbeStep
+from ..callbacks.accurate_batchnorm import AccurateBatchNorm
+from ..callbacks.checkpoint import RankZeroCheckpoint
+from ..callbacks.thawed import ThawedLayers
 from ..cli import SegmentationCLI
 from ..data.module import SegmentationData
+from ..distributed.world import open_store, read_world
 from ..models.segmenter import Segmenter
 from ..runs import Place
 from .options import Options
@@ -78,9 +82,10 @@ class RehearsalCLI(SegmentationCLI):
         folder: For all files.
         processes: Of this rehearsal.
         steps: Optimizer steps.
-        change: Further keys of the ``trainer`` section.
-        callbacks: Of the doctor.
-        checks: Whether ``fit``'s own checks before the first step run as well.
+        callbacks: Of the doctor; they come before all others.
+        whole: With all that a run has: its strategy, its own checks, its logs and checkpoints. Else the steps alone.
+        precision: In place of the user's.
+        look: Called when everything is set up and nothing has been trained.
     """
 
     def __init__(
@@ -91,23 +96,25 @@ class RehearsalCLI(SegmentationCLI):
         *,
         processes: int,
         steps: int,
-        change: dict[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
-        checks: bool = True,
+        callbacks: Sequence[Callback],
+        whole: bool,
+        precision: Any = None,
+        look: Callable[[RehearsalCLI], None] | None = None,
     ) -> None:
         self.options = options
         self.folder = folder
         self.processes = processes
         self.steps = steps
-        self.change = change or {}
         self.own_callbacks = list(callbacks)
-        self.checks = checks
+        self.whole = whole
+        self.precision = precision
+        self.look = look
         self.asked: dict[str, Any] = {}
         super().__init__(["fit", *arguments])
 
     @override
     def _join_world(self) -> None:
-        config = self.config[self.subcommand]
+        config = self.config[self.config.subcommand]
         trainer = config.trainer
         self.asked = trainer.as_dict() if hasattr(trainer, "as_dict") else dict(trainer)
         accumulation = trainer.accumulate_grad_batches
@@ -121,25 +128,36 @@ class RehearsalCLI(SegmentationCLI):
             "min_steps": None,
             "max_time": None,
             "limit_train_batches": self.steps * accumulation,
-            "limit_val_batches": 2,
+            "limit_val_batches": 2 if self.whole else 1,
             "num_sanity_val_steps": 0,
             "val_check_interval": None,
             "check_val_every_n_epoch": 1,
             "fast_dev_run": False,
             "overfit_batches": 0.0,
             "profiler": None,
-            "logger": config.trainer.logger in (None, True),
+            "logger": None if self.whole and config.trainer.logger in (None, True) else False,
             "log_every_n_steps": 1,
             "enable_progress_bar": False,
             "barebones": False,
-            **self.change,
         }
+        if self.processes == 1:
+            changes["strategy"] = "auto"
+        if self.precision is not None:
+            changes["precision"] = self.precision
         for key, value in changes.items():
             setattr(trainer, key, value)
         if config.seed_everything is True:
             config.seed_everything = 0
         config.ckpt_path = None
+        world = read_world()
+        if world.size > 1:
+            # A file needs no port, which another program might take before it is used.
+            open_store(world, (self.folder.resolve() / "meeting").as_uri())
         super()._join_world()
+
+    @override
+    def _watch(self, timeout: timedelta) -> None:
+        super()._watch(timedelta(seconds=self.options.timeout))
 
     @override
     def before_instantiate_classes(self) -> None:
@@ -151,6 +169,13 @@ class RehearsalCLI(SegmentationCLI):
         self.watchdog.use_folder(self.rank_folder)
 
     @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        own = [*self.own_callbacks, *([AtStart(lambda *_: look(self))] if (look := self.look) else [])]
+        users = [one for one in trainer.callbacks if self.whole or not isinstance(one, RankZeroCheckpoint)]
+        trainer.callbacks = [*own, *users]
+        return trainer  # type: ignore[no-any-return]
+
+    @override
     def _callbacks(self, config: Any, user: list[Callback]) -> list[Callback]:
-        left_out = () if self.checks else (ProbeStep,)
-        return [*self.own_callbacks, *(one for one in super()._callbacks(config, user) if not isinstance(one, left_out))]
+        return super()._callbacks(config, user) if self.whole else [AccurateBatchNorm(), ThawedLayers()]

@@ -1,0 +1,134 @@
+"""Layers with a memory, and layers that need several values: buffers and BatchNorm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..distributed.told import listed
+from ..distributed.undo import nothing_happened
+from .finding import Finding, check, failure, passed, warning
+from .rehearsal import Rehearsal
+from .sample import FAILS, described, few, knob, loss_of, processes, watched
+
+#: Values of a channel below which its spread is mostly chance: that of 16 is off by a sixth on average, which is
+#: sqrt(1 / (2 * 15)), the relative standard error of a standard deviation.
+_FEW_VALUES = 16
+
+
+@check("model: buffers", "buffer-changed")
+def buffers_stay(rehearsal: Rehearsal) -> Iterator[Finding]:
+    """No buffer depends on a process's share of the data, and each BatchNorm runs once in a step."""
+    module = rehearsal.module
+    if rehearsal.measured.get(FAILS) is not None:
+        return
+    batch = few(rehearsal)
+    calls: Counter[str] = Counter()
+    with (
+        nothing_happened(module),
+        watched(module, after=lambda name, layer: calls.update([name] * _moves(layer))),
+    ):
+        loss_of(rehearsal, module, batch)
+        here = _values(module)
+    with nothing_happened(module):
+        loss_of(rehearsal, module, {**batch, "image": batch["image"].flip(0) * 0.5 + 0.1})
+        elsewhere = _values(module)
+    changed = [
+        f"{name}, a buffer of shape {list(value.shape)},"
+        for name, value in here.items()
+        if name in elsewhere and not _same(value, elsewhere[name])
+    ]
+    found = []
+    if changed:
+        verb = "are" if len(changed) > 1 else "is"
+        what = f"{listed(changed, 3)} {verb} changed in forward by what is in the batch."
+        found.append(warning("buffer-changed", what))
+    twice = [described(name, module.get_submodule(name)) for name, count in calls.items() if count > 1]
+    if twice:
+        most = max(calls.values())
+        found.append(
+            warning(
+                "batchnorm-twice",
+                f"{listed(twice, 2)} {'are' if len(twice) > 1 else 'is'} called {most} times in one training step.",
+                cause=f"The network sends {most} inputs through it one after the other: each is normalised by itself, "
+                "and the running statistics, which evaluation uses, move with each. Where DDP copies buffers between "
+                "them (broadcast_buffers), backward stops with 'modified by an inplace operation'; here it is off.",
+            )
+        )
+    yield from found
+    if not found:
+        yield passed(f"{len(here)} buffers do not depend on a share, {len(calls)} BatchNorm")
+
+
+def _moves(layer: nn.Module) -> bool:
+    return isinstance(layer, _BatchNorm) and layer.training and isinstance(layer.running_mean, Tensor)
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """All buffers but those of BatchNorm, which are synchronised, or averaged before they are used."""
+    own = {id(b) for layer in module.modules() if isinstance(layer, _BatchNorm) for b in layer.buffers(recurse=False)}
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if id(buffer) not in own and not isinstance(buffer, nn.UninitializedBuffer)
+    }
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in own_buffers(module).items()}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+@check("model: batchnorm", "few-values")
+def batchnorm_has_values(rehearsal: Rehearsal) -> Iterator[Finding]:
+    """BatchNorm has enough values for its statistics, with the share of each of the processes to come."""
+    module = rehearsal.module
+    count = processes(rehearsal)
+    synchronised = bool(knob(rehearsal.asked, "sync_batchnorm", True) or rehearsal.asked.get("sync_batchnorm"))
+    micro = rehearsal.data.batch_size // (count * (rehearsal.asked.get("accumulate_grad_batches") or 1)) or 1
+    each = _values_of_a_sample(rehearsal)
+    if not each:
+        if rehearsal.measured.get(FAILS) is None:
+            yield passed("no BatchNorm in training")
+        return
+    samples = micro * count if synchronised else micro
+    share = f"{micro} sample{'s' * (micro > 1)} in each of {count} process{'es' * (count > 1)}"
+    for most, make in ((1, failure), (_FEW_VALUES - 1, warning)):
+        names = [name for name, values in each.items() if values * samples <= most]
+        if names and (most == 1 or not synchronised):
+            fewest = int(min(each[name] for name in names) * samples)
+            layers = listed([described(name, module.get_submodule(name)) for name in names], 2)
+            cause = None
+            if most == 1:
+                cause = "One value has no spread: torch stops with 'Expected more than 1 value per channel'."
+            yield make("few-values", f"{layers}: {fewest} value{'s' * (fewest > 1)} per channel, with {share}.", cause)
+            return
+    fewest = int(min(each.values()) * samples)
+    yield passed(f"{len(each)} layers, {fewest} values per channel or more")
+
+
+def _values_of_a_sample(rehearsal: Rehearsal) -> dict[str, float]:
+    """Values per channel that each BatchNorm gets from one sample, also where the network fails later on."""
+    found: dict[str, float] = {}
+    batch = few(rehearsal)
+    samples = len(batch["image"])
+
+    def look(name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        x = arguments[0] if arguments else None
+        if isinstance(layer, _BatchNorm) and layer.training and isinstance(x, Tensor) and x.ndim > 1:
+            found[name] = min(found.get(name, float("inf")), x.numel() / x.shape[1] / samples)
+
+    try:
+        with nothing_happened(rehearsal.module), watched(rehearsal.module, before=look):
+            loss_of(rehearsal, rehearsal.module, batch)
+    except Exception:  # noqa: BLE001 - told by the check of the output
+        return found
+    return found

@@ -1,0 +1,122 @@
+"""What became of the doctor's processes, as findings. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from ..distributed.faults import FAULTS
+from ..distributed.heartbeat import is_library, is_packages, short, source
+from ..distributed.stacks import frames_of
+from ..distributed.told import listed, shortened
+from .finding import Finding, failure, warning
+from .part import SOLO
+from .processes import STACK, Process
+
+#: What follows from another rank's failure.
+_AVALANCHE = ("rank-failed", "rank-gone", "connection-lost", "connection-closed", "collective-timeout", "hang")
+#: Bytes of output that nobody reads.
+_FLOOD = 1_000_000
+
+
+def hanging(process: Process, seconds: float) -> Finding:
+    """A process that gives no sign of life."""
+    place = _place(process.stack())
+    at = f", at {place}" if place else ""
+    return failure(
+        "hang",
+        f"{_who(process)} stood still for {seconds:.0f} s{at}, during: {process.doing}.",
+        "The code there does not return, or needs longer than --timeout.",
+        "Correct what happens at that line, or raise --timeout if it is only slow.",
+    )._replace(check="run: processes")
+
+
+def gone(process: Process) -> Finding:
+    """A process that ended without a word."""
+    code = process.code or 0
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+        cause = None if -code == signal.SIGKILL else "Code in C has crashed, or something has sent it the signal."
+    else:
+        how = f"ended with exit code {code}"
+        cause = "Code of the network or the data has called os._exit, or C code has ended the process."
+    file = process.folder / STACK.format(process.name)
+    place = _place(frames_of(file.read_text(encoding="utf-8", errors="replace"))) if file.exists() else ""
+    last = shortened(process.tail(1), 120)
+    return failure(
+        "rank-gone",
+        f"{_who(process)} {how}{f', at {place}' if place else ''}, during: {process.doing}.",
+        f"{cause or FAULTS['rank-gone'].cause}{f' The last it printed: {last}' if last else ''}",
+        "Raise an exception instead, and it is told where." if code >= 0 else None,
+    )._replace(check="run: processes")
+
+
+def spoken(text: str) -> Finding:
+    """The sentence that the ranks' watchdog came to; it is the last line of its report."""
+    line = next((one for one in reversed(text.splitlines()) if one.startswith("error: ")), text.strip())
+    found = re.fullmatch(r"(?:error: )?(.*?) ?\[([a-z-]+)\]", line, re.DOTALL)
+    sentence, identifier = (found[1], found[2]) if found and found[2] in FAULTS else (line, "rank-failed")
+    what, _, rest = sentence.partition(". ")
+    return Finding(identifier, "run: processes", "fail", f"{what.rstrip('.')}.", rest)
+
+
+def flood(process: Process) -> list[Finding]:
+    """A process that prints without end."""
+    if process.printed < _FLOOD:
+        return []
+    last = shortened(process.tail(1), 60)
+    return [
+        warning("output-flood", f"{_who(process)} printed {process.printed / 1e6:.0f} MB in a few steps: {last}")._replace(
+            check="run: output"
+        )
+    ]
+
+
+def left_behind(commands: Sequence[str]) -> list[Finding]:
+    """Processes that live on after the run."""
+    if not commands:
+        return []
+    told = listed([shortened(one, 60) for one in commands], 2)
+    return [warning("processes-left", f"Still running after the run: {told}.")._replace(check="run: processes")]
+
+
+def not_checked(processes: int, started: bool) -> Finding:
+    """The checks that an earlier failure left out."""
+    why = "they did not come to their end" if started else "one process alone does not come so far"
+    return warning("not-checked", f"What {processes} processes do together was not checked in full: {why}.")._replace(
+        check="run: processes"
+    )
+
+
+def joined(told: Sequence[tuple[str, Finding]]) -> list[Finding]:
+    """What all processes have told, each thing once, and nothing that follows from something else.
+
+    Args:
+        told: Name of the process and its finding, in the order of time.
+    """
+    alone = {one.id for name, one in told if name == SOLO and one.status == "fail"}
+    failures = [one for name, one in told if name != SOLO and one.status == "fail"]
+    causes = [one for one in failures if one.id not in _AVALANCHE]
+    kept: list[Finding] = []
+    for name, one in told:
+        follows = one.id in _AVALANCHE and (causes or any(f.id == one.id for f in kept)) and name != SOLO
+        again = name != SOLO and one.status == "fail" and one.id in alone
+        if not follows and not again and one not in kept:
+            kept.append(one)
+    return kept
+
+
+def _who(process: Process) -> str:
+    return "The run on one process" if process.name == SOLO else f"R{process.name[1:]}"
+
+
+def _place(frames: Sequence[tuple[str, int, str]]) -> str:
+    """The innermost line that is the user's, else this package's, of frames with the innermost first."""
+    users = [f for f in frames if not is_library(f[0])]
+    first = next((f for f in users if not is_packages(f[0])), users[0] if users else None)
+    if first is None:
+        return ""
+    file, line, function = first
+    code = source(file, line)
+    return f"{short(file)}:{line} {function}{f' ({code})' if code else ''}"
