@@ -210,6 +210,54 @@ _FAULTS = (
         exit_code=2,
     ),
     Fault(
+        "oversubscribed",
+        "Each training process has its own threads and loader workers, and together they are more than the cores: all "
+        "of them wait for one another.",
+        "Leave data.num_workers at auto and OMP_NUM_THREADS unset: the program shares the cores out itself.",
+    ),
+    Fault(
+        "precision",
+        "The processor or GPU has no instructions for this number format, and computes it in another one.",
+        "Set trainer.precision to 32-true; on GPUs without bfloat16 16-mixed is fast.",
+    ),
+    Fault(
+        "gpu-links",
+        "GPUs exchange their gradients over the links between them, and the slowest link sets the pace for all.",
+        "Name the GPUs that are well connected in trainer.devices.",
+    ),
+    Fault(
+        "fixed-device",
+        "The strategy places the network and its batches, on another device in each process.",
+        "Remove .cuda() and .to(device) from the network; a tensor made in forward takes x.device.",
+    ),
+    Fault(
+        "buffer-changed",
+        "Each process changes its own copy by its own share of the batch, and nothing brings the copies together: the "
+        "checkpoint holds that of rank 0.",
+        "Average the change over the processes before it is applied (torch.distributed.all_reduce), or leave it out.",
+    ),
+    Fault(
+        "batchnorm-twice",
+        "Its running statistics, which evaluation uses, move once for each call, and each call normalises its input "
+        "apart from the other's.",
+        "Send all inputs through the network in one call: torch.cat before it, and chunk after it.",
+    ),
+    Fault(
+        "few-values",
+        "BatchNorm divides by the spread of the values of one channel, which so few values do not tell.",
+        "Set sync_batchnorm of the strategy to true, give each process more samples, or use GroupNorm.",
+    ),
+    Fault(
+        "loss-value",
+        "A loss is above 0 until every pixel is right: it does not compare the network's output with the masks.",
+        "Look at the loss, and at the values of the masks: they are class numbers, not 0 and 255.",
+    ),
+    Fault(
+        "not-learning",
+        "The gradient that reaches the weights is zero or points elsewhere, or the learning rate does not fit.",
+        "Look for detach(), argmax, sign or round between network and loss, and for a learning rate far from 1e-3.",
+    ),
+    Fault(
         "no-run",
         "The step needs a run that this command does not have.",
         "Run fit first.",
