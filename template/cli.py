@@ -32,6 +32,7 @@ from .callbacks.probe import ProbeStep
 from .callbacks.progress import progress_bar
 from .callbacks.rank_logs import RankLogs, kept_output, write_error
 from .callbacks.resume import ExactResume
+from .callbacks.sentinel import DivergenceSentinel
 from .callbacks.stop import StopOnSignal
 from .callbacks.summary import ScoreTable, StartSummary
 from .callbacks.thawed import ThawedLayers
@@ -306,6 +307,7 @@ class SegmentationCLI(LightningCLI):
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
             callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), ThawedLayers(), self._stop]
+            callbacks += [DivergenceSentinel(0)] if not any(isinstance(c, DivergenceSentinel) for c in user) else []
             if config.logger is not False and not config.fast_dev_run:
                 callbacks += [LearningRateMonitor()]
         if self.subcommand == "predict":

@@ -20,20 +20,26 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class DivergenceSentinel(Callback):
-    """Compares parameters, buffers and learning rates of all ranks every few steps; off unless it is asked for.
+    """Compares parameters, buffers and learning rates of all ranks: after the first step, and then every few steps.
+
+    ``fit`` always looks after the first step; more is off unless this callback is asked for.
 
     A checksum of each is sent, the sum of its bits read as integers, which rounds nothing: 8 bytes for each tensor,
     all in one collective. Statistics of BatchNorm layers that are not synchronised differ by design and are left out.
 
     Args:
-        every_n_steps: Optimizer steps from one comparison to the next.
+        every_n_steps: Optimizer steps from one comparison to the next; 0: the first step of a start alone.
     """
 
     def __init__(self, every_n_steps: int = 100) -> None:
-        if every_n_steps < 1:
-            raise NamedError("config", f"DivergenceSentinel: every_n_steps is {every_n_steps}; it must be 1 or more.")
+        if every_n_steps < 0:
+            raise NamedError("config", f"DivergenceSentinel: every_n_steps is {every_n_steps}; it must be 0 or more.")
         self.every_n_steps = every_n_steps
-        self._step = 0
+        self._start = self._step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From which step on the first one is waited for."""
+        self._start = self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Compare, if it is time.
@@ -42,7 +48,8 @@ class DivergenceSentinel(Callback):
             NamedError: The ranks have parted; the first tensor that differs is named.
         """
         step = trainer.global_step
-        if step == self._step or step % self.every_n_steps or world_size() == 1:  # a step of an accumulation ends once
+        due = step == self._start + 1 or (self.every_n_steps and step % self.every_n_steps == 0)
+        if step == self._step or not due or world_size() == 1:  # a step of an accumulation ends once
             return
         self._step = step
         tensors = dict(_tensors(pl_module))

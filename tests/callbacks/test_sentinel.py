@@ -100,5 +100,26 @@ def test_a_healthy_run_goes_on(synchronised: bool, accumulate: int, tmp_path: Pa
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(NamedError, match="every_n_steps is 0"):
-        DivergenceSentinel(0)
+    with pytest.raises(NamedError, match="every_n_steps is -1"):
+        DivergenceSentinel(-1)
+
+
+class _PartsAtOnce(Callback):
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if trainer.global_rank == 1 and trainer.global_step in (0, 2):
+            pl_module.net[3].bias.grad += 1.0
+
+
+def _first_step(rank: int, folder: str, at_once: bool) -> NamedError | None:
+    run = trainer(2, folder, *([_PartsAtOnce()] if at_once else [Parts("net.3.bias", 1)]), DivergenceSentinel(0))
+    try:
+        run.fit(Toy(), batches(8, seed=rank), batches(1))
+    except NamedError as error:
+        return error
+    return None
+
+
+def test_every_fit_compares_after_its_first_step(tmp_path: Path) -> None:
+    errors = run_ranks(2, _first_step, str(tmp_path), True)
+    assert all(error is not None and error.what.startswith("After step 1 net.3.bias differs") for error in errors)
+    assert run_ranks(2, _first_step, str(tmp_path), False) == [None, None]  # those that part later cost nothing to watch
