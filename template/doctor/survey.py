@@ -128,15 +128,17 @@ def _survey(rehearsal: Rehearsal) -> Survey:
             unlisted[split] = of_error(error)
     dataset = {split: data._dataset(listed, None) for split, listed in cases.items()}
     queues = _queues(cases, every)
-    looks: list[Look] = []
+    looks: dict[tuple[int, int], Look] = {}
     end = time.monotonic() + SECONDS
     for turn in range(max(map(len, queues.values()), default=0)):
         if not every and turn >= LEAST and time.monotonic() > end:
             break
         for split, queue in queues.items():
             if turn < len(queue):
-                looks.append(_look(rehearsal, dataset[split], split, cases[split][queue[turn]]))
-    return Survey(looks, {split: len(listed) for split, listed in cases.items()}, unlisted)
+                place = queue[turn]
+                looks[SPLITS.index(split), place] = _look(rehearsal, dataset[split], split, cases[split][place])
+    ordered = [looks[place] for place in sorted(looks)]
+    return Survey(ordered, {split: len(listed) for split, listed in cases.items()}, unlisted)
 
 
 def _queues(cases: dict[Split, list[Case]], every: bool) -> dict[Split, list[int]]:
