@@ -183,6 +183,8 @@ def checkpoints_have_room(rehearsal: Rehearsal) -> Iterator[Finding]:
     every = max(1, int(getattr(keeper, "every_n_epochs", 1) or 1))
     files = files_at_once(getattr(keeper, "save_top_k", 1), (epochs if epochs > 0 else _EPOCHS) // every)
     folder = _folder(rehearsal)
+    if list(judge_folder(folder)):
+        return  # nothing can be written there at all
     free = shutil.disk_usage(_existing(folder)).free
     yield from judge_room(folder, find_size(rehearsal.module, rehearsal.trainer.optimizers), files, free)
 

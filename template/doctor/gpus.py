@@ -146,7 +146,7 @@ def _unseen(versions: Versions, accelerator: str) -> Iterator[Finding]:
             loaded = versions.driver is not None
             yield warning(
                 "gpu-count",
-                f"trainer.accelerator is '{accelerator}', and this machine has no GPU: how torch fits one is not seen.",
+                f"trainer.accelerator is '{accelerator}', and this machine has no GPU to look at.",
                 f"The driver {versions.driver} is loaded, but no /dev/nvidia0 is there, as in a container without GPUs."
                 if loaded
                 else "What needs no GPU is looked at on the CPU.",

@@ -81,39 +81,50 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def judge_cores(load: Loading, cores: int, threads: str | None, trains_on_cpu: bool) -> Iterator[Finding]:
+def judge_cores(load: Loading, cores: int, threads: str | None, trains_on: str) -> Iterator[Finding]:
     """Hold what would run at the same time against the cores.
 
     Args:
         load: Processes and their workers; of ``auto`` workers there are never too many.
         cores: That this process may use.
         threads: ``OMP_NUM_THREADS`` as the user has set it; None: not set.
-        trains_on_cpu: Whether the processes compute on the cores themselves.
+        trains_on: ``cpu``, ``gpu``, or ``auto``: the CPU, since no GPU is here.
     """
     processes, workers = load.processes, load.workers
+    here = _count(cores, "core")
     found = []
+    # torch warns above the cores as well, but of each process's own workers alone.
     if load.key and processes * workers > cores:
+        most = f"to {cores // processes} at most" if cores >= processes else "to 0"
         found.append(
             warning(
                 "oversubscribed",
                 f"{_count(processes, 'process')} x {workers} ({load.key}) = {processes * workers} loader workers on "
-                f"{_count(cores, 'core')}.",
-                fix=f"Set data.num_workers to auto, or to {cores // processes} at most."
+                f"{here}.",
+                fix=f"Set data.num_workers to auto, or {most}."
                 if load.key == "data.num_workers"
-                else f"Set it to {cores // processes} at most.",
+                else f"Set it {most}.",
             )
         )
     each = int(threads) if threads is not None and threads.isdigit() else 0
-    if trains_on_cpu and processes * each > cores:
+    if trains_on != "gpu" and each > 1 and processes * each > cores:
         found.append(
             warning(
                 "oversubscribed",
-                f"{_count(processes, 'process')} x OMP_NUM_THREADS={each} = {processes * each} threads on "
-                f"{_count(cores, 'core')}.",
+                f"{_count(processes, 'process')} x OMP_NUM_THREADS={each} = {processes * each} threads on {here}.",
                 fix="unset OMP_NUM_THREADS: the program shares the cores out itself.",
             )
         )
-    told = f"{_count(processes, 'process')} x {_count(workers, 'worker')}, {_count(cores, 'core')}"
+    elif trains_on == "cpu" and processes > cores:
+        found.append(
+            warning(
+                "oversubscribed",
+                f"{_count(processes, 'process')} would train on {here}.",
+                "Processes that share a core wait for one another.",
+                f"Set trainer.devices to {cores} at most.",
+            )
+        )
+    told = f"{_count(processes, 'process')} x {_count(workers, 'worker')}, {here}"
     yield from found or [passed(told)]
 
 
@@ -194,7 +205,8 @@ def cores_suffice(rehearsal: Rehearsal) -> Iterator[Finding]:
     if no_gpu_for(accelerator):
         yield passed(f"{_count(cores, 'core')} here, but the run is meant for GPUs")
         return
-    yield from judge_cores(load, cores, rehearsal.environ.get("OMP_NUM_THREADS"), on_cpu(accelerator))
+    trains_on = "gpu" if not on_cpu(accelerator) else accelerator
+    yield from judge_cores(load, cores, rehearsal.environ.get("OMP_NUM_THREADS"), trains_on)
 
 
 @check("machine: shared memory", "shared-memory")

@@ -129,3 +129,4 @@ def test_the_folder_is_that_of_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     rehearsal: Any = SimpleNamespace(config=config, folder=tmp_path, asked={})
     only(disk.folder_is_writable(rehearsal), "fail", "folder-not-writable", str(tmp_path / "file"))
+    assert not disk.checkpoints_have_room(rehearsal)  # said once

@@ -71,7 +71,7 @@ def test_a_driver_older_than_what_torch_is_built_for() -> None:
 
 
 def test_gpus_asked_for_on_a_machine_without() -> None:
-    only(versions(LAPTOP, "gpu"), "warn", "gpu-count", "this machine has no GPU")
+    only(versions(LAPTOP, "gpu"), "warn", "gpu-count", "this machine has no GPU to look at")
     only(versions(LAPTOP._replace(driver="580.65.06"), "cuda"), "warn", "gpu-count", "no /dev/nvidia0", "--gpus all")
     assert versions(LAPTOP._replace(apple=True), "gpu")[0].status == "pass"
 

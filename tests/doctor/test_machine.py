@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from template.data.phantom import Phantom
 from template.doctor import machine
-from template.doctor.finding import Finding
+from template.doctor.finding import Finding, passed
 from template.doctor.machine import Loading, judge_cores, judge_open_files, judge_shared_memory
 
 from .rehearsed import examine, of_status, phantom
@@ -29,25 +29,36 @@ def load(processes: int = 4, workers: int = 2, key: str = "data.num_workers", **
     return Loading(processes, workers, key, **rest)
 
 
+def cores(load: Loading, cores: int, threads: str | None = None, trains_on: str = "auto") -> list[Finding]:
+    return list(judge_cores(load, cores, threads, trains_on))
+
+
 def test_more_workers_than_cores() -> None:
-    found = list(judge_cores(load(4, 16), 8, None, True))
+    found = cores(load(4, 16), 8)
     only(found, "warn", "oversubscribed", "4 processes x 16 (data.num_workers) = 64 loader workers on 8 cores", "2 at")
-    own = list(judge_cores(load(4, 16, "num_workers of Mine.train_dataloader"), 8, None, False))
+    only(cores(load(4, 1), 2), "warn", "oversubscribed", "Set data.num_workers to auto, or to 0.")
+    own = cores(load(4, 16, "num_workers of Mine.train_dataloader"), 8, trains_on="gpu")
     only(own, "warn", "oversubscribed", "num_workers of Mine.train_dataloader", "Set it to 2 at most")
-    assert next(iter(judge_cores(load(4, 2), 8, None, True))).subject == "4 processes x 2 workers, 8 cores"
-    assert next(iter(judge_cores(load(1, 1, ""), 1, None, True))).subject == "1 process x 1 worker, 1 core"
+    assert cores(load(4, 2), 8) == [passed("4 processes x 2 workers, 8 cores")]
+    assert cores(load(1, 1), 1) == [passed("1 process x 1 worker, 1 core")]
 
 
 def test_auto_workers_are_never_too_many() -> None:
-    assert [one.status for one in judge_cores(load(8, 1, key=""), 4, None, False)] == ["pass"]
+    assert [one.status for one in cores(load(8, 1, key=""), 4)] == ["pass"]
 
 
 def test_more_threads_than_cores() -> None:
-    found = list(judge_cores(load(4, 0), 8, "8", True))
+    found = cores(load(4, 0), 8, "8", "cpu")
     only(found, "warn", "oversubscribed", "4 processes x OMP_NUM_THREADS=8 = 32 threads on 8 cores")
-    # As many as there are; GPUs that compute in their place; OpenMP's list for nested regions.
-    for threads, on_cpu in (("2", True), ("8", False), ("4,2", True)):
-        assert [one.status for one in judge_cores(load(4, 0), 8, threads, on_cpu)] == ["pass"]
+    # As many as there are; GPUs that compute in their place; OpenMP's list for nested regions; one each.
+    for threads, trains_on in (("2", "cpu"), ("8", "gpu"), ("4,2", "cpu")):
+        assert [one.status for one in cores(load(4, 0), 8, threads, trains_on)] == ["pass"]
+
+
+def test_more_processes_than_cores() -> None:
+    only(cores(load(4, 0), 2, "1", "cpu"), "warn", "oversubscribed", "4 processes would train on 2 cores")
+    # Meant for GPUs that are not here.
+    assert [one.status for one in cores(load(4, 0), 2, "1", "auto")] == ["pass"]
 
 
 def test_batches_that_do_not_fit_into_shared_memory() -> None:
