@@ -23,11 +23,14 @@ from .rehearsal import Rehearsal
 from .survey import spread, survey
 
 #: Seeds of the global generators that stand for two processes.
-ONE, ANOTHER = 101, 202
+ONE, ANOTHER = 101, 303
 #: Cases that are made twice, and seconds after which no further one is begun.
 CASES, SECONDS = 4, 1.0
 #: Cases and epochs in which an augmentation that is rarely applied has the chance to show.
 TRIALS, EPOCHS = 8, 16
+
+#: Part of a value by which a transform that does nothing may change it.
+ROUNDING = 1e-5
 
 Sample = dict[str, Any]
 
@@ -106,15 +109,16 @@ def samples_can_be_made_again(rehearsal: Rehearsal) -> Iterator[Finding]:
         if guilty is not None:
             yield guilty
             return
+    same = f"{made} sample{'s, made twice, are' if made > 1 else ', made twice, is'} the same"
     if not data.augment:
-        yield passed(f"{made} samples, made twice, are the same; no augment")
+        yield passed(f"{same}; no augment")
         return
     with nothing_happened(modules):
         idle = _idle(dataset, places)
     if idle is not None:
         yield idle
     else:
-        yield passed(f"{made} samples, made twice, are the same; epochs differ")
+        yield passed(f"{same}; epochs differ")
 
 
 def _listing(data: SegmentationData, splits: Sequence[Split]) -> dict[Split, list[tuple[str, str]]]:
@@ -283,7 +287,7 @@ def _idle(dataset: CaseDataset, places: Sequence[int]) -> Finding | None:
             if kept is not None and not _same(kept, sample):
                 return None
             kept = kept or sample
-        changed = changed or not _same(prepared, kept or prepared)
+        changed = changed or not _same(prepared, kept or prepared, ROUNDING)
         if time.monotonic() > end:
             break
     names = [type(module).__name__ for module in dataset.augment or ()]
@@ -308,19 +312,18 @@ def _cloned(sample: Sample) -> Sample:
     return {name: tv_tensors.wrap(value.clone(), like=value) for name, value in sample.items()}
 
 
-def _same(one: Sample, other: Sample) -> bool:
-    """Equal in shape and values; NaN equals NaN."""
-    if one.keys() != other.keys():
-        return False
-    return all(_equal(value, other[name]) for name, value in one.items())
+def _same(one: Sample, other: Sample, rounding: float = 0.0) -> bool:
+    """Equal in keys, shape, type and values; NaN equals NaN."""
+    return one.keys() == other.keys() and all(_equal(value, other[name], rounding) for name, value in one.items())
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any, rounding: float) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return one is None and other is None
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.allclose(one.as_subclass(Tensor), other.as_subclass(Tensor), rtol=0, atol=0, equal_nan=True)
+    first, second = one.as_subclass(Tensor), other.as_subclass(Tensor)
+    return torch.allclose(first, second, rtol=rounding, atol=rounding, equal_nan=True)
 
 
 CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (

@@ -8,14 +8,17 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from statistics import median
 from typing import Any
 
 import torch
 
+from ..data.dataset import CaseDataset
 from ..data.module import SegmentationData
 from ..data.plan import plan_batches
+from ..distributed.faults import NamedError
 from . import repeats
 from .finding import Finding, check, failure, passed, warning
 from .rehearsal import Rehearsal
@@ -77,7 +80,7 @@ def few_samples_are_left_out(rehearsal: Rehearsal) -> Iterator[Finding]:
     steps, dropped = divmod(number, batch)
     if steps == 0 or dropped > LEFT_OUT * number:
         unit = rehearsal.options.processes * _accumulation(rehearsal)
-        better = [size for size in range(unit, batch, unit) if number % size <= LEFT_OUT * number / 2]
+        better = [size for size in range(unit, batch, unit) if number % size <= LEFT_OUT * number]
         tell = warning if steps else failure
         yield tell(
             "too-few-samples",
@@ -106,6 +109,9 @@ def samples_are_timed(rehearsal: Rehearsal) -> Iterator[Finding]:
         seconds = _timed(dataset, places)
     finally:
         torch.set_num_threads(threads)
+    if seconds is None:
+        yield warning("not-checked", "No training sample can be made, so none was timed.")
+        return
     rehearsal.measured["seconds_per_sample"] = seconds
     yield passed(f"{_time(seconds)} to read and transform a sample in one worker")
 
@@ -194,17 +200,18 @@ def _accumulation(rehearsal: Rehearsal) -> int:
     return int(rehearsal.asked.get("accumulate_grad_batches") or 1)
 
 
-def _timed(dataset: Any, places: Sequence[int]) -> float:
+def _timed(dataset: CaseDataset, places: Sequence[int]) -> float | None:
     """Median seconds of a sample; the first one, which opens files and fills caches, does not count among several."""
     seconds: list[float] = []
     end = time.monotonic() + SECONDS
     for place in places:
         start = time.perf_counter()
-        dataset[(0, place)]
-        seconds.append(time.perf_counter() - start)
+        with suppress(NamedError):  # which other checks have told
+            dataset[(0, place)]
+            seconds.append(time.perf_counter() - start)
         if time.monotonic() > end:
             break
-    return median(seconds[1:] or seconds)
+    return median(seconds[1:] or seconds) if seconds else None
 
 
 def _time(seconds: float) -> str:

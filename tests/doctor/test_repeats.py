@@ -1,0 +1,295 @@
+"""What the seed does not reach is named; what it reaches is not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from template.data.dataset import Case
+from template.data.module import Split
+from template.data.transforms import RandomIntensity, RandomWarp, Standardize
+from template.doctor import repeats
+from template.doctor.finding import Finding
+from template.doctor.rehearsal import Rehearsal
+
+from .rehearsed import examine, phantom
+from .shapes import Pair, Shapes
+
+Sample = dict[str, Any]
+SHARED = np.random.default_rng(3)
+
+
+class Adds(nn.Module):
+    """Adds a number to the image, drawn as each subclass does."""
+
+    def draw(self) -> float:
+        return 0.0
+
+    def forward(self, sample: Sample) -> Sample:
+        return {**sample, "image": sample["image"] + self.draw()}
+
+
+class OwnGenerator(Adds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def draw(self) -> float:
+        return float(self.rng.random())
+
+
+class OwnTorchGenerator(Adds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def draw(self) -> float:
+        return float(torch.rand((), generator=self.generator))
+
+
+class GeneratorOfTheFile(Adds):
+    def draw(self) -> float:
+        return float(SHARED.random())
+
+
+class NewGenerator(Adds):
+    def draw(self) -> float:
+        return float(np.random.default_rng().random())
+
+
+class Global(Adds):
+    def draw(self) -> float:
+        return float(torch.rand(())) + float(np.random.rand()) + random.random()
+
+
+class RandomButFixed(Adds):
+    def draw(self) -> float:
+        return float(np.random.default_rng(0).random())
+
+
+@pytest.mark.parametrize(
+    ("transform", "copied"),
+    [(OwnGenerator, True), (OwnTorchGenerator, True), (GeneratorOfTheFile, False), (NewGenerator, False)],
+)
+def test_a_transform_with_a_generator_of_its_own_is_named(
+    transform: Callable[[], nn.Module], copied: bool, tmp_path: Path
+) -> None:
+    data = Shapes(augment=[RandomWarp(degrees=10), Global(), transform()])
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=data)
+    assert (found.id, found.status, found.check) == ("own-random-numbers", "fail", "data: augmentation")
+    assert found.subject == (
+        f"data.augment[2], {transform.__name__}, changes 'train_0' in another way when it is made again "  # type: ignore[attr-defined]
+        "with the same seed."
+    )
+    assert ("all of them draw the same numbers" in found.cause) is copied
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        [],
+        [Global()],
+        [v2.RandomHorizontalFlip(0.5)],
+        [v2.RandomApply([v2.GaussianBlur(3)], 0.1)],
+        [RandomWarp(degrees=10), RandomIntensity(noise=0.1)],
+        [v2.CenterCrop(8)],
+        [v2.RandomCrop(8)],
+    ],
+    ids=["none", "global", "flip", "seldom", "ours", "crop at the centre", "random crop"],
+)
+def test_transforms_of_the_global_generators_pass(augment: list[nn.Module], tmp_path: Path) -> None:
+    data = Shapes(augment=augment, preprocess=[Standardize()])
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=data)
+    assert found.status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("augment", "words"),
+    [
+        ([RandomWarp()], "(RandomWarp) changes nothing"),
+        ([v2.RandomHorizontalFlip(0.0), RandomIntensity()], "(RandomHorizontalFlip, RandomIntensity) changes nothing"),
+        ([nn.Identity()], "(Identity) changes nothing"),
+        ([RandomButFixed()], "(RandomButFixed) changes all epochs in one and the same way"),
+    ],
+)
+def test_an_augmentation_without_effect_is_told(augment: list[nn.Module], words: str, tmp_path: Path) -> None:
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=Shapes(augment=augment))
+    assert (found.id, found.status) == ("no-augmentation", "warn")
+    assert words in found.subject
+
+
+@pytest.mark.parametrize("transform", [Global(), v2.RandomCrop(8), OwnGenerator()])
+def test_chance_in_preprocess_is_named(transform: nn.Module, tmp_path: Path) -> None:
+    data = Shapes(preprocess=[Standardize(), transform])
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=data)
+    assert (found.id, found.status) == ("own-random-numbers", "fail")
+    assert found.subject.startswith(f"data.preprocess[1], {type(transform).__name__}, changes 'train_0' ")
+    assert found.fix == "Move it to data.augment."
+
+
+@pytest.mark.parametrize("of_mask", [False, True], ids=["image", "mask"])
+def test_chance_in_read_is_named(of_mask: bool, tmp_path: Path) -> None:
+    class Noisy(Shapes):
+        def broken(self, case: Case, image: Tensor, mask: Tensor) -> Pair:
+            if of_mask:
+                return image, mask.roll(int(torch.randint(1, 9, ())), 0)
+            return image + torch.randn(image.shape), mask
+
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=Noisy())
+    assert (found.id, found.status) == ("own-random-numbers", "fail")
+    assert found.subject == "Noisy.read gives another image or mask of 'train_0' when it is called again."
+
+
+def test_broken_cases_are_passed_over(tmp_path: Path) -> None:
+    class Broken(Shapes):
+        good: Sequence[str] = ("train_7",)
+
+        def broken(self, case: Case, image: Tensor, mask: Tensor) -> Pair:
+            return image if case.name in self.good else image[:, :0], mask
+
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=Broken())
+    assert (found.status, found.subject) == ("pass", "1 sample, made twice, is the same; no augment")
+    none = Broken()
+    none.good = ()
+    (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=none)
+    assert (found.id, found.status) == ("not-checked", "warn")
+
+
+def test_a_check_leaves_generators_as_they_were(tmp_path: Path) -> None:
+    transform, data = OwnGenerator(), Shapes(preprocess=[Standardize()])
+
+    def look(rehearsal: Rehearsal) -> list[Finding]:
+        data.augment = [transform]
+        before = (transform.rng.bit_generator.state, torch.rand(3, generator=torch.Generator().manual_seed(0)))
+        state = (torch.get_rng_state(), np.random.get_state()[2], random.getstate())
+        for check in repeats.CHECKS:
+            check(rehearsal)
+        assert transform.rng.bit_generator.state == before[0]
+        assert torch.equal(torch.get_rng_state(), state[0])
+        assert (np.random.get_state()[2], random.getstate()) == state[1:]
+        return []
+
+    examine(look, tmp_path, data=data)
+
+
+class Splits(Shapes):
+    """Twelve cases, of which a draw decides who is held out."""
+
+    def held_out(self) -> set[int]:
+        return set(np.random.permutation(12)[:4].tolist())
+
+    def cases(self, split: Split) -> list[Case]:
+        held = self.held_out()
+        return [Case(f"case_{number}", number) for number in range(12) if (number in held) == (split == "val")]
+
+
+class SplitsInSetup(Splits):
+    def setup(self, stage: str) -> None:
+        self.held = super().held_out()
+        super().setup(stage)
+
+    def held_out(self) -> set[int]:
+        return self.held
+
+
+class Reordered(Shapes):
+    def cases(self, split: Split) -> list[Case]:
+        cases = super().cases(split)
+        if split == "train":
+            random.shuffle(cases)
+        return cases
+
+
+class Unseeded(Splits):
+    def held_out(self) -> set[int]:
+        return set(np.random.default_rng().permutation(12)[:4].tolist())
+
+
+class Seeded(Splits):
+    def held_out(self) -> set[int]:
+        return set(np.random.default_rng(0).permutation(12)[:4].tolist())
+
+
+@pytest.mark.parametrize("kind", [Splits, SplitsInSetup, Unseeded])
+def test_a_split_that_is_drawn_is_named(kind: type[Shapes], tmp_path: Path) -> None:
+    found = examine(repeats.cases_are_listed_alike, tmp_path, data=kind())
+    assert {(one.id, one.status, one.check) for one in found} == {("cases-differ", "fail", "data: same cases")}
+    assert found[0].subject.startswith(
+        f"{kind.__name__}.cases('train') gives other cases with each state of the random"
+    )
+
+
+def test_an_order_that_is_drawn_is_named(tmp_path: Path) -> None:
+    (found,) = examine(repeats.cases_are_listed_alike, tmp_path, data=Reordered())
+    assert found.subject.startswith(
+        "Reordered.cases('train') gives another order with each state of the random generat"
+    )
+
+
+def test_a_seeded_split_passes(tmp_path: Path) -> None:
+    for data in (Seeded(), Shapes(), phantom()):
+        (found,) = examine(repeats.cases_are_listed_alike, tmp_path, data=data)
+        assert found.status == "pass"
+
+
+class Prepares(Shapes):
+    """Sets something in prepare_data that nobody else reads."""
+
+    def prepare_data(self) -> None:
+        self.prepared = True
+
+
+class UsedInSetup(Prepares):
+    def setup(self, stage: str) -> None:
+        assert self.prepared
+        super().setup(stage)
+
+
+class UsedInRead(Prepares):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = False
+
+    def broken(self, case: Case, image: Tensor, mask: Tensor) -> Pair:
+        return image * self.prepared, mask
+
+
+class MadeAgain(Prepares):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = False
+
+    def setup(self, stage: str) -> None:
+        if not self.prepared:
+            self.prepared = True
+        super().setup(stage)
+
+
+class MadeWhereItLacks(Prepares):
+    def setup(self, stage: str) -> None:
+        self.prepared = getattr(self, "prepared", None) or True
+        super().setup(stage)
+
+
+@pytest.mark.parametrize("kind", [UsedInSetup, UsedInRead])
+def test_what_prepare_data_leaves_behind_is_named(kind: type[Prepares], tmp_path: Path) -> None:
+    data = kind()
+    (found,) = examine(repeats.prepare_data_leaves_nothing_behind, tmp_path, data=data)
+    assert (found.id, found.status) == ("prepare-data-state", "fail")
+    assert found.subject == f"{kind.__name__}.prepare_data sets self.prepared, which is read later."
+    assert type(data) is kind
+    assert data.prepared is True
+
+
+@pytest.mark.parametrize("kind", [Shapes, Prepares, MadeAgain, MadeWhereItLacks])
+def test_what_other_processes_do_without_passes(kind: type[Shapes], tmp_path: Path) -> None:
+    (found,) = examine(repeats.prepare_data_leaves_nothing_behind, tmp_path, data=kind())
+    assert found.status == "pass"
