@@ -170,7 +170,7 @@ def _kind(file: str) -> str:
     path = file.replace(os.sep, "/")
     if Path(file).is_relative_to(_PACKAGE):
         within = Path(file).relative_to(_PACKAGE).parts
-        return "plumbing" if within[0] in ("distributed", "cli.py", "__main__.py") else "user"
+        return "plumbing" if within[0] in ("distributed", "doctor", "cli.py", "__main__.py") else "user"
     if "/torch/distributed/" in path and not any(part in path for part in _LAUNCHING):
         return "collective"
     if path.endswith("/torch/nn/parallel/distributed.py"):

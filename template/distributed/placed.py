@@ -30,9 +30,7 @@ def known_failure(error: BaseException, what: str, but: str = "") -> NamedError 
     if identifier in _DEVICES and any(part in code for part in _PLACING):
         said = headline(error).partition(". ")[0].rstrip(".")
         return NamedError(
-            identifier,
+            "fixed-device",
             f"{what}: {line} chooses a device by itself: {code} ({said}).",
-            cause="The strategy places the network and its batches, on another device in each process.",
-            fix="Remove .cuda() and .to(device) from the network; a tensor made in forward takes x.device.",
         )
     return NamedError(identifier, f"{what}: {headline(error).rstrip('.')}{f', at {place}' if place else ''}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchmetrics import Metric
 
 from .faults import NamedError
+from .heartbeat import is_library
 from .told import listed
 
 #: What PyTorch and Lightning keep in each module for themselves.
@@ -29,6 +31,8 @@ _DEEPEST = 4
 _LISTED = 5
 #: Objects that hold others' parameters by their nature, or are no part of a network.
 _LEFT_OUT = (Optimizer, type, types.ModuleType, torch.device, torch.dtype, torch.Generator, str, bytes)
+#: A variable that a function remembers before it has a value.
+_EMPTY = types.CellType()
 
 
 class Loose(NamedTuple):
@@ -64,6 +68,21 @@ def check_registered(module: nn.Module) -> None:
     Raises:
         NamedError: ``unregistered-module``.
     """
+    for error, trained in unregistered(module):
+        if trained:
+            raise error
+        rank_zero_info(str(error))
+
+
+def unregistered(module: nn.Module) -> Iterator[tuple[NamedError, bool]]:
+    """Name what :func:`check_registered` looks for: first all that is to be trained, then all that is not.
+
+    Args:
+        module: The module that is trained.
+
+    Yields:
+        The failure, and whether it concerns what is to be trained.
+    """
     found = list(find_loose(module))
     for trained in (True, False):
         groups: dict[tuple[str, str], list[Loose]] = {}
@@ -78,10 +97,7 @@ def check_registered(module: nn.Module) -> None:
         fix = f"Use {', '.join(fixes)}."
         if any(group[0].trained and group[0].kind != "metric" for group in groups.values()):
             fix += " A copy that is kept beside on purpose, such as a teacher: freeze it with requires_grad_(False)."
-        error = NamedError("unregistered-module", f"{told}{more}.", fix=fix)
-        if trained:
-            raise error
-        rank_zero_info(str(error))
+        yield NamedError("unregistered-module", f"{told}{more}.", fix=fix), trained
 
 
 def _sentence(group: list[Loose]) -> str:
@@ -106,6 +122,11 @@ def find_loose(module: nn.Module) -> Iterator[Loose]:
             if name not in _INTERNAL and not (isinstance(owner, Metric) and isinstance(value, Tensor)):
                 path = f"{prefix}.{name}" if prefix else name
                 yield from _search(value, path, (path, "a plain attribute"), known, 0)
+        forward = getattr(type(owner), "forward", None)
+        if isinstance(forward, types.FunctionType):
+            path = f"{prefix}.forward" if prefix else "forward"
+            for part, name, where in (*_parts(forward), *_globals(forward)):
+                yield from _search(part, f"{path}{name}", (f"{path}{name}", where), known, 0)
 
 
 def _search(value: Any, path: str, held: tuple[str, str], known: set[int], depth: int) -> Iterator[Loose]:
@@ -134,12 +155,37 @@ def _parts(value: Any) -> Iterator[tuple[Any, str, str]]:
     elif isinstance(value, _LISTS):
         for number, part in enumerate(islice(value, _LONGEST)):
             yield part, f"[{number}]", next(f"a plain {one.__name__}" for one in _LISTS if isinstance(value, one))
-    # Not into the trainer, loggers and the like, nor into functions.
+    elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
+        yield from _remembered(value)
+    # Not into the trainer, loggers and the like.
     elif not callable(value) and not type(value).__module__.startswith(("lightning.", "torch.")):
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             for name, part in list(attributes.items())[:_LONGEST]:
                 yield part, f".{name}", f"an object ({type(value).__name__}) that is no nn.Module"
+
+
+def _remembered(value: Any) -> Iterator[tuple[Any, str, str]]:
+    """What a function of the user's, a method or a partial function has with it."""
+    if isinstance(value, functools.partial):
+        yield value.func, "", "a functools.partial"
+        for key, part in (*enumerate(value.args), *value.keywords.items()):
+            yield part, f", argument {key}", "a functools.partial"
+    elif isinstance(value, types.MethodType):
+        yield value.__self__, ", the object of this method", "a plain attribute"
+    elif not is_library(value.__code__.co_filename):
+        for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if cell != _EMPTY:
+                yield cell.cell_contents, f", variable {key}", "a function that remembers it"
+
+
+def _globals(forward: types.FunctionType) -> Iterator[tuple[Any, str, str]]:
+    """Layers, tensors and collections in global variables that a function of the user's names."""
+    if not is_library(forward.__code__.co_filename):
+        for name in forward.__code__.co_names:
+            value = forward.__globals__.get(name)
+            if isinstance(value, (nn.Module, Tensor, Mapping, *_LISTS)):
+                yield value, f", variable {name}", "a global variable"
 
 
 def _module(value: nn.Module, path: str, held: tuple[str, str], known: set[int]) -> Iterator[Loose]:

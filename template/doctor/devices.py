@@ -1,13 +1,15 @@
 """Tensors on a device of their own, found on a machine without any GPU: the network runs on an imaginary second one.
 
 torch computes there with fake tensors, which have a shape, a type and a device, and no values. A tensor that the
-network makes or keeps elsewhere meets the others in some operation, as it would on a real GPU. It is noted, moved, and
-the pass goes on, so that one pass finds all of them.
+network makes or keeps elsewhere meets the others in some operation, as it would on a real GPU. The first one is noted;
+in the next pass it is where it should be, and with it all that comes of it, so that the next one shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -29,7 +31,10 @@ from .sample import FAILS, calling_line, copied, described, few, watched
 _HERE = torch.device("cuda:1")
 #: Times that a network may ask for the value of a tensor that has none, and is told 1; a loop may wait for another.
 _ANSWERS = 100
-_ONE_BY_ONE = 3
+#: Places that are found at most, and those of them that get a line of their own.
+_MOST, _ONE_BY_ONE = 10, 3
+_INTERNAL = vars(nn.Module()).keys()
+_ITEM, _INDEX = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.index.Tensor
 
 
 class _Stray(NamedTuple):
@@ -41,6 +46,7 @@ class _Stray(NamedTuple):
         device: Where it is.
         shape: Of the tensor.
         layer: In which they meet.
+        trained: Whether it is to be trained, and not registered, which another check tells.
     """
 
     place: str
@@ -48,6 +54,7 @@ class _Stray(NamedTuple):
     device: torch.device
     shape: tuple[int, ...]
     layer: str
+    trained: bool
 
 
 @check("model: devices", "fixed-device")
@@ -59,7 +66,7 @@ def one_device(rehearsal: Rehearsal) -> Iterator[Finding]:
         yield _finding(stray, fails=error is not None)
     if len(strays) > _ONE_BY_ONE:
         places = listed([stray.place for stray in strays[_ONE_BY_ONE:]], 5)
-        yield failure("fixed-device", f"So do {len(strays) - _ONE_BY_ONE} more: {places}.")
+        yield failure("fixed-device", f"So have {len(strays) - _ONE_BY_ONE} more places: {places}.")
     if strays:
         return
     if isinstance(error, NamedError) and error.identifier == "fixed-device":
@@ -87,62 +94,72 @@ def _finding(stray: _Stray, fails: bool) -> Finding:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation before the fake tensors do.
+    """Sees every operation before the fake tensors do, and helps out where one cannot be done without values.
 
     Args:
         held: Names of tensors that the network keeps, by ``id``.
-        trained: Those of them that another check names.
+        known: Places whose tensors are already found; they are brought here.
     """
 
-    def __init__(self, held: Mapping[int, str], trained: set[int]) -> None:
+    def __init__(self, held: Mapping[int, str], known: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.held, self.trained = held, trained
-        self.found: dict[str, _Stray] = {}
+        self.held, self.known = held, known
+        self.first: _Stray | None = None
         self.layers: list[str] = []
         self._origins: dict[int, tuple[Tensor, str, str]] = {}  # keeps the tensors, or an id would be used again
         self._answers = 0
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and self._answers < _ANSWERS:
+        if func is _ITEM and self._answers < _ANSWERS:
             self._answers += 1
             kind = args[0].dtype
             return True if kind == torch.bool else 1.0 if kind.is_floating_point else 1
+        if func is _INDEX:
+            args = args[0], [number for one in args[1] for number in _all_chosen(one)]
         inputs = _tensors((args, kwargs))
         strays = [one for one in inputs if one.device != _HERE]
         try:
-            out = func(*args, **kwargs)
+            out = func(*args, **(kwargs or {}))
         except RuntimeError:
+            # torch has no public class for it: the operation works once all are here, so it was for the devices.
             if not strays or len(strays) == len(inputs):
                 raise
-            moved = tree_map(_moved, (args, kwargs))
-            out = func(*moved[0], **moved[1])  # if this fails too, it is not for the devices
+            args, kwargs = tree_map(_moved, (args, kwargs or {}))
+            out = func(*args, **kwargs)
             for stray in strays:
                 self._note(stray)
-        self._remember(out, strays)
-        return out
+        return self._followed(out, strays)
 
     def _note(self, stray: Tensor) -> None:
-        if id(stray) in self.trained or (stray.ndim == 0 and stray.device.type == "cpu"):
-            return
-        _, place, code = self._origins.get(id(stray)) or (stray, *self._origin(stray))
-        layer = self.layers[-1] if self.layers else ""
-        self.found.setdefault(place, _Stray(place, code, stray.device, tuple(stray.shape), layer))
+        place, code = self._origin(stray)
+        if self.first is None and place not in self.known and (stray.ndim > 0 or stray.device.type != "cpu"):
+            layer = self.layers[-1] if self.layers else ""
+            trained = not code and stray.requires_grad and stray.is_leaf
+            self.first = _Stray(place, code, stray.device, tuple(stray.shape), layer, trained)
 
-    def _remember(self, out: Any, strays: list[Tensor]) -> None:
+    def _followed(self, out: Any, strays: list[Tensor]) -> Any:
+        """Remember where the results come from that are elsewhere."""
         for one in _tensors(out):
             if one.device != _HERE and id(one) not in self._origins:
                 same = [stray for stray in strays if stray.device == one.device]
-                if any(id(stray) in self.trained for stray in same):
-                    self.trained.add(id(one))
-                place, code = self._origin(same[0]) if same else calling_line()
-                self._origins[id(one)] = one, place, code
+                self._origins[id(one)] = one, *(self._origin(same[0]) if same else calling_line())
+        return tree_map(lambda one: _moved(one) if self._is_known(one) else one, out)
+
+    def _is_known(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) in self._origins and self._origins[id(value)][1] in self.known
 
     def _origin(self, stray: Tensor) -> tuple[str, str]:
         if id(stray) in self._origins:
             return self._origins[id(stray)][1:]
         return (self.held[id(stray)], "") if id(stray) in self.held else calling_line()
+
+
+def _all_chosen(index: Any) -> list[Any]:
+    """A mask in an index as the numbers of all its elements: how many it chooses, only values would tell."""
+    if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+        return [torch.empty(index.numel(), dtype=torch.int64, device=index.device) for _ in range(index.ndim)]
+    return [index]
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -158,7 +175,25 @@ def _empty(tensor: Tensor) -> Tensor:
 
 
 def _strays(rehearsal: Rehearsal) -> tuple[list[_Stray], str]:
-    """Tensors that are elsewhere, and the layer that ended the pass, where one has no fake result."""
+    """Tensors that are elsewhere, and the layer that ended the last pass, where something has no fake result."""
+    found: list[_Stray] = []
+    known: set[str] = set()
+    end = ""
+    while len(found) < _MOST:
+        stray, end = _pass(rehearsal, known)
+        if stray is None:
+            break
+        found.append(stray)
+        known.add(stray.place)
+    # A tensor made on the device of one that is elsewhere is no fault of that line.
+    for stray in found if len(found) > 1 else ():
+        again, _ = _pass(rehearsal, known - {stray.place})
+        if again is None:
+            found = [one for one in found if one is not stray]
+    return [stray for stray in found if not stray.trained], end
+
+
+def _pass(rehearsal: Rehearsal, known: Collection[str]) -> tuple[_Stray | None, str]:
     module = rehearsal.module
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -167,48 +202,54 @@ def _strays(rehearsal: Rehearsal) -> tuple[list[_Stray], str]:
             made = _empty(tensor)
         return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
-    watch = _Watch({}, set())
+    watch = _Watch({}, known)
 
     def enter(name: str, layer: nn.Module, _: Any) -> None:
         watch.layers.append(described(name, layer) if name else "")
 
     # On a machine with a single GPU torch would touch the second one for a backward pass, which is not run.
-    with patch.object(fake_tensor, "init_gpu_context", lambda *_: None), nothing_happened(module):
+    with patch.object(fake_tensor, "init_gpu_context", lambda *_: None), nothing_happened(module), _quiet():
         try:
             tensors = {id(one): fake(one) for one in (*module.parameters(), *module.buffers())}
             batch = {name: fake(v) if isinstance(v, Tensor) else v for name, v in few(rehearsal).items()}
             twin = copied(module, tensors)
-            watch.held, watch.trained = _held(twin)
+            watch.held = dict(_held(twin))
             with watched(twin, enter, lambda *_: watch.layers.pop()), mode, watch:
                 twin.training_loss(batch)
         except Exception:  # noqa: BLE001 - no fake result, a copy that cannot be made: what was seen until then counts
-            return list(watch.found.values()), (watch.layers[-1] if watch.layers else "") or "the loss"
-    return list(watch.found.values()), ""
+            return watch.first, (watch.layers[-1] if watch.layers else "") or "the loss"
+    return watch.first, ""
 
 
-def _held(module: nn.Module) -> tuple[dict[int, str], set[int]]:
-    """Tensors that layers hold in attributes, lists and dicts, by ``id``; and which of them ask for a gradient."""
-    held: dict[int, str] = {}
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's word on each operation that has no fake result."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
-    def add(value: Any, path: str) -> None:
-        if isinstance(value, nn.Module):
-            for name, one in (*value.named_parameters(), *value.named_buffers()):
-                held.setdefault(id(one), f"{path}.{name}")
-                kept.append(one)
-        elif isinstance(value, Tensor):
-            held.setdefault(id(value), path)
-            kept.append(value)
-        elif isinstance(value, (list, tuple)):
-            for number, one in enumerate(value):
-                add(one, f"{path}[{number}]")
-        elif isinstance(value, dict):
-            for key, one in value.items():
-                add(one, f"{path}[{key!r}]")
 
-    kept: list[Tensor] = []
-    internal = vars(nn.Module()).keys()
+def _held(module: nn.Module) -> Iterator[tuple[int, str]]:
+    """Tensors that layers hold in attributes, lists and dicts, each as its ``id`` and its name."""
     for prefix, layer in module.named_modules():
         for name, value in list(vars(layer).items()):
-            if name not in internal:
-                add(value, f"{prefix}.{name}" if prefix else name)
-    return held, {id(one) for one in kept if one.requires_grad and one.device != _HERE}
+            if name not in _INTERNAL:
+                yield from _within(value, f"{prefix}.{name}" if prefix else name)
+
+
+def _within(value: Any, path: str) -> Iterator[tuple[int, str]]:
+    if isinstance(value, nn.Module):
+        for name, one in (*value.named_parameters(), *value.named_buffers()):
+            yield id(one), f"{path}.{name}"
+    elif isinstance(value, Tensor):
+        yield id(value), path
+    elif isinstance(value, (list, tuple)):
+        for number, one in enumerate(value):
+            yield from _within(one, f"{path}[{number}]")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _within(one, f"{path}[{key!r}]")

@@ -78,7 +78,10 @@ def _seen_by(loss: nn.Module, shapes: list[list[int]]) -> Iterator[None]:
         inside.extend(list(one.shape) for one in arguments if isinstance(one, Tensor))
         shapes.extend(inside)
 
-    hooks = [loss.register_forward_pre_hook(begin), loss.register_forward_hook(lambda *_: inside.clear())]
+    def end(*_: Any) -> None:
+        inside.clear()
+
+    hooks = [loss.register_forward_pre_hook(begin), loss.register_forward_hook(end)]
     try:
         yield
     except NamedError:

@@ -111,12 +111,15 @@ def watched(module: nn.Module, before: Any = None, after: Any = None) -> Iterato
     """
 
     def hooked(name: str, layer: nn.Module) -> list[Any]:
-        hooks = []
-        if before is not None:
-            hooks.append(layer.register_forward_pre_hook(lambda one, arguments: before(name, one, arguments)))
-        if after is not None:
-            hooks.append(layer.register_forward_hook(lambda one, *_: after(name, one)))
-        return hooks
+        # What a hook returns would take the place of what the layer is given, or returns.
+        def begin(one: nn.Module, arguments: tuple[Any, ...]) -> None:
+            before(name, one, arguments)
+
+        def end(one: nn.Module, *_: Any) -> None:
+            after(name, one)
+
+        begins = [layer.register_forward_pre_hook(begin)] if before is not None else []
+        return [*begins, *([layer.register_forward_hook(end)] if after is not None else [])]
 
     hooks = [hook for name, layer in module.named_modules() for hook in hooked(name, layer)]
     try:

@@ -264,7 +264,7 @@ def test_a_network_that_chooses_its_device(
     assert told in sentence
     assert "The strategy places the network and its batches" in sentence
     assert "Remove .cuda() and .to(device) from the network" in sentence
-    assert sentence.endswith("[no-driver]")
+    assert sentence.endswith("[fixed-device]")
 
 
 @pytest.mark.parametrize(
