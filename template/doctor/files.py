@@ -56,6 +56,9 @@ def every_case_can_be_read(rehearsal: Rehearsal) -> Iterator[Finding]:
 def every_class_occurs(rehearsal: Rehearsal) -> Iterator[Finding]:
     """Each class is in a mask of train, and in one of validation."""
     seen, classes = survey(rehearsal), rehearsal.data.classes
+    if (nothing := _nothing(seen)) is not None:
+        yield nothing
+        return
     found = {split: _labels(seen.of(split)) for split in SPLITS}
     masks = {split: sum(look.labels is not None for look in seen.of(split)) for split in SPLITS}
     clean = True
@@ -97,6 +100,9 @@ def every_class_occurs(rehearsal: Rehearsal) -> Iterator[Finding]:
 def no_case_is_in_two_splits(rehearsal: Rehearsal) -> Iterator[Finding]:
     """No image of train is in validation or test, whatever it is called."""
     seen = survey(rehearsal)
+    if (nothing := _nothing(seen)) is not None:
+        yield nothing
+        return
     train = seen.of("train")
     # Empty tiles are all alike, and teach nothing about one another.
     known = {look.digest: look for look in reversed(train) if not look.constant}
@@ -134,6 +140,9 @@ def no_case_is_in_two_splits(rehearsal: Rehearsal) -> Iterator[Finding]:
 def values_are_alike(rehearsal: Rehearsal) -> Iterator[Finding]:
     """No image is of another scale than the others, none is constant, and all pixels have about one size."""
     seen = survey(rehearsal)
+    if (nothing := _nothing(seen)) is not None:
+        yield nothing
+        return
     looks = [look for look in seen.looks if look.error is None]
     varied = [look for look in looks if not look.constant]
     constant = [look for look in looks if look.constant]
@@ -156,7 +165,7 @@ def values_are_alike(rehearsal: Rehearsal) -> Iterator[Finding]:
     )
     far = list(_far_spacings(looks))
     yield from _few([finding for finding, _ in far], [name for _, name in far])
-    if not constant and not odd and not far and varied:
+    if not constant and not odd and not far:
         low, high = min(look.low for look in looks), max(look.high for look in looks)
         yield passed(f"values from {low:.4g} to {high:.4g}; no image stands out")
 
@@ -165,6 +174,15 @@ def _used(rehearsal: Rehearsal) -> list[Split]:
     """Splits that a fit reads through the data set's cases, and not through a loader of the user's own."""
     of_fit: tuple[Split, ...] = ("train", "val")
     return [split for split in of_fit if not rehearsal.data._is_own(f"{split}_dataloader")]
+
+
+def _nothing(seen: Survey) -> Finding | None:
+    """What is said where there is no case to look at."""
+    if not seen.looks:
+        return passed("no cases are listed: loaders of your own")
+    if all(look.error is not None for look in seen.looks):
+        return warning("not-checked", "No case can be read, so none was looked at.")
+    return None
 
 
 def _few(findings: Sequence[Finding], names: Sequence[str]) -> Iterator[Finding]:

@@ -69,7 +69,8 @@ def prepare_data_leaves_nothing_behind(rehearsal: Rehearsal) -> Iterator[Finding
         yield passed("the data set has no prepare_data of its own")
         return
     first, set_there, _ = _watched(data)
-    first.prepare_data()
+    with seeded(ONE):
+        first.prepare_data()
     elsewhere, _, missed = _watched(data, set_there)
     with suppress(Exception), seeded(ONE):  # what it misses says more than what comes of that
         elsewhere.setup("fit")
@@ -96,8 +97,7 @@ def samples_can_be_made_again(rehearsal: Rehearsal) -> Iterator[Finding]:
     if not places:
         yield warning("not-checked", "No training case can be read, so no sample was made.")
         return
-    transforms: list[Any] = [*data.preprocess, *data.augment]
-    modules = nn.ModuleList(one for one in transforms if isinstance(one, nn.Module))
+    modules = transforms(data)
     end = time.monotonic() + SECONDS
     made = 0
     for place in places[:CASES]:
@@ -119,6 +119,12 @@ def samples_can_be_made_again(rehearsal: Rehearsal) -> Iterator[Finding]:
         yield idle
     else:
         yield passed(f"{same}; epochs differ")
+
+
+def transforms(data: SegmentationData) -> nn.ModuleList:
+    """All transforms that :func:`.undo.nothing_happened` can bring back to what they were."""
+    every: list[Any] = [*data.preprocess, *data.augment]
+    return nn.ModuleList(one for one in every if isinstance(one, nn.Module))
 
 
 def _listing(data: SegmentationData, splits: Sequence[Split]) -> dict[Split, list[tuple[str, str]]]:
@@ -191,7 +197,7 @@ def _names(function: Any) -> tuple[str, ...]:
 def _readable(rehearsal: Rehearsal, dataset: CaseDataset) -> list[int]:
     """Places of cases that can be read, spread over the training cases."""
     broken = {look.name for look in survey(rehearsal).looks if look.split == "train" and look.error is not None}
-    return [place for place in spread(len(dataset), 2 * TRIALS) if dataset.cases[place].name not in broken]
+    return [place for place in spread(len(dataset), 2 * TRIALS) if str(dataset.cases[place].name) not in broken]
 
 
 def _guilty(dataset: CaseDataset, place: int, name: str) -> Finding | None:

@@ -19,6 +19,7 @@ from ..data.dataset import CaseDataset
 from ..data.module import SegmentationData
 from ..data.plan import plan_batches
 from ..distributed.faults import NamedError
+from ..distributed.undo import nothing_happened
 from . import repeats
 from .finding import Finding, check, failure, passed, warning
 from .rehearsal import Rehearsal
@@ -106,7 +107,8 @@ def samples_are_timed(rehearsal: Rehearsal) -> Iterator[Finding]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader worker
     try:
-        seconds = _timed(dataset, places)
+        with nothing_happened(repeats.transforms(data)):
+            seconds = _timed(dataset, places)
     finally:
         torch.set_num_threads(threads)
     if seconds is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..data.dataset import Case, CaseDataset
+from ..data.dataset import Case, CaseDataset, seeded
 from ..data.module import Split
 from ..labels import IGNORE_INDEX
 from .finding import Finding, of_error
@@ -103,7 +103,8 @@ def survey(rehearsal: Rehearsal) -> Survey:
     """
     known = rehearsal.measured.get("survey")
     if not isinstance(known, Survey):
-        known = rehearsal.measured["survey"] = _survey(rehearsal)
+        with seeded(0):  # reading may draw random numbers, which is found elsewhere
+            known = rehearsal.measured["survey"] = _survey(rehearsal)
     return known
 
 
@@ -144,7 +145,10 @@ def _survey(rehearsal: Rehearsal) -> Survey:
 def _queues(cases: dict[Split, list[Case]], every: bool) -> dict[Split, list[int]]:
     """Positions of the cases to open; those that two splits seem to share come first."""
     queues = {}
-    signs = {split: [{case.name, repr(case.source)} for case in listed] for split, listed in cases.items()}
+    signs = {
+        split: [{_name(case), repr(getattr(case, "source", None))} for case in listed]
+        for split, listed in cases.items()
+    }
     for split, listed in cases.items():
         others = [other for other in cases if other != split and "train" in (split, other)]
         known = set().union(*(pair for other in others for pair in signs[other]))
@@ -165,7 +169,11 @@ def _look(rehearsal: Rehearsal, dataset: CaseDataset, split: Split, case: Case) 
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-        return Look(split, str(getattr(case, "name", case)), of_error(error))
+        return Look(split, _name(case), of_error(error))
+
+
+def _name(case: Any) -> str:
+    return str(getattr(case, "name", case))
 
 
 def _values(image: Tensor) -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from template.data.dataset import Case
 from template.data.folder import Folder
 from template.data.module import Split
-from template.doctor import files, survey
+from template.doctor import files, samples, survey
 from template.doctor.finding import Finding
 from template.doctor.options import Options
 from template.doctor.rehearsal import Rehearsal
@@ -352,3 +352,34 @@ def test_each_case_is_read_once_for_all_checks(tmp_path: Path) -> None:
 
     look(list(files.CHECKS), tmp_path, noted)
     assert len(opened) == len(set(opened)) == 14
+
+
+def test_where_no_case_can_be_read_the_rest_is_not_checked(tmp_path: Path) -> None:
+    found = look(list(files.CHECKS), tmp_path, _raises)
+    assert {one.id for one in found if one.check == "data: files"} == {"data-unreadable"}
+    assert [(one.id, one.status) for one in found if one.check != "data: files"] == [("not-checked", "warn")] * 3
+
+
+def test_a_data_set_of_loaders_alone_has_no_findings(tmp_path: Path) -> None:
+    class Loaders(Shapes):
+        def cases(self, split: Split) -> list[Case]:
+            return []
+
+        def train_dataloader(self) -> Any:
+            return [{"image": torch.zeros(1, 1, 16, 16), "mask": torch.zeros(1, 16, 16).long()}]
+
+        def val_dataloader(self) -> Any:
+            return self.train_dataloader()
+
+    found = examine([*files.CHECKS, *samples.CHECKS], tmp_path, data=Loaders())
+    assert {one.status for one in found} == {"pass"}
+
+
+def test_cases_of_another_type_are_named_once(tmp_path: Path) -> None:
+    class Strings(Shapes):
+        def cases(self, split: Split) -> list[Any]:
+            return [case.name for case in super().cases(split)]
+
+    found = examine(list(files.CHECKS), tmp_path, data=Strings())
+    assert {one.status for one in found if one.check != "data: files"} == {"warn"}
+    assert found[0].status == "fail"

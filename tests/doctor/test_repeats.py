@@ -17,8 +17,6 @@ from template.data.dataset import Case
 from template.data.module import Split
 from template.data.transforms import RandomIntensity, RandomWarp, Standardize
 from template.doctor import repeats
-from template.doctor.finding import Finding
-from template.doctor.rehearsal import Rehearsal
 
 from .rehearsed import examine, phantom
 from .shapes import Pair, Shapes
@@ -161,23 +159,6 @@ def test_broken_cases_are_passed_over(tmp_path: Path) -> None:
     none.good = ()
     (found,) = examine(repeats.samples_can_be_made_again, tmp_path, data=none)
     assert (found.id, found.status) == ("not-checked", "warn")
-
-
-def test_a_check_leaves_generators_as_they_were(tmp_path: Path) -> None:
-    transform, data = OwnGenerator(), Shapes(preprocess=[Standardize()])
-
-    def look(rehearsal: Rehearsal) -> list[Finding]:
-        data.augment = [transform]
-        before = (transform.rng.bit_generator.state, torch.rand(3, generator=torch.Generator().manual_seed(0)))
-        state = (torch.get_rng_state(), np.random.get_state()[2], random.getstate())
-        for check in repeats.CHECKS:
-            check(rehearsal)
-        assert transform.rng.bit_generator.state == before[0]
-        assert torch.equal(torch.get_rng_state(), state[0])
-        assert (np.random.get_state()[2], random.getstate()) == state[1:]
-        return []
-
-    examine(look, tmp_path, data=data)
 
 
 class Splits(Shapes):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from template.data.dataset import Case, collate
-from template.doctor import samples
+from template.doctor import files, samples
 from template.doctor.finding import Finding
 from template.doctor.options import Options
 from template.doctor.rehearsal import Rehearsal
 
 from .rehearsed import examine, phantom
 from .shapes import Pair, Shapes
+from .test_repeats import OwnGenerator
 
 
 def test_healthy_data_sets_pass_all_checks(tmp_path: Path) -> None:
@@ -164,3 +168,24 @@ def test_a_broken_case_is_left_to_the_check_of_files(tmp_path: Path) -> None:
             return image if case.name != "train_4" else image[:, :0], mask
 
     assert not [one for one in examine(list(samples.CHECKS), tmp_path, data=Broken()) if one.status != "pass"]
+
+
+def test_checks_of_the_data_leave_generators_as_they_were(tmp_path: Path) -> None:
+    class Noisy(Shapes):
+        def broken(self, case: Case, image: Tensor, mask: Tensor) -> Pair:
+            return image + torch.rand(1) + np.random.rand() + random.random(), mask
+
+        def prepare_data(self) -> None:
+            torch.rand(1)
+
+    def look(rehearsal: Rehearsal) -> list[Finding]:
+        transform = OwnGenerator()
+        rehearsal.data.augment = [transform]
+        before = (transform.rng.bit_generator.state, np.random.get_state()[2], random.getstate())
+        state = torch.get_rng_state()
+        found = [one for check in (*files.CHECKS, *samples.CHECKS) for one in check(rehearsal)]
+        assert (transform.rng.bit_generator.state, np.random.get_state()[2], random.getstate()) == before
+        assert torch.equal(torch.get_rng_state(), state)
+        return found
+
+    assert examine(look, tmp_path, data=Noisy())
