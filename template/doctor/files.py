@@ -90,9 +90,9 @@ def every_class_occurs(rehearsal: Rehearsal) -> Iterator[Finding]:
         )
     if clean and not two_tone:
         number = len(set(found["train"]) - {IGNORE_INDEX})
-        extent = "" if seen.whole else f"{sum(masks.values()):,} opened "
+        extent = "the" if seen.whole else f"{sum(masks.values()):,} opened"
         yield passed(
-            f"{number} of {len(classes)} classes in the {extent}masks of {', '.join(s for s in masks if masks[s])}"
+            f"{number} of {len(classes)} classes in {extent} masks of {', '.join(s for s in masks if masks[s])}"
         )
 
 
@@ -146,7 +146,7 @@ def values_are_alike(rehearsal: Rehearsal) -> Iterator[Finding]:
     looks = [look for look in seen.looks if look.error is None]
     varied = [look for look in looks if not look.constant]
     constant = [look for look in looks if look.constant]
-    odd = [look for look in varied if _is_odd(look, varied)] if len(varied) > SINGLY else []
+    odd = _odd(varied) if len(varied) > SINGLY else []
     if constant:
         yield warning(
             "values-differ",
@@ -238,13 +238,22 @@ def _two_tone(seen: Survey, found: Counter[int]) -> bool:
     return set(found) == {0, IGNORE_INDEX} and seen.telling("train")
 
 
-def _is_odd(look: Look, looks: Sequence[Look]) -> bool:
-    low, high = median(one.low for one in looks), median(one.high for one in looks)
-    apart = max(look.low - high, low - look.high) > high - low
-    largest = max(abs(look.low), abs(look.high)) / max(median(max(abs(one.low), abs(one.high)) for one in looks), 1e-12)
-    width = look.std / max(median(one.std for one in looks), 1e-12)
-    larger, smaller = largest > SCALE and width > SPREAD, largest < 1 / SCALE and width < 1 / SPREAD
-    return apart or larger or smaller
+def _odd(looks: Sequence[Look]) -> list[Look]:
+    """Images of another scale than most, or with no value in their range."""
+    low, high = median(look.low for look in looks), median(look.high for look in looks)
+    usual, width = median(map(_largest, looks)), median(look.std for look in looks)
+    odd = []
+    for look in looks:
+        apart = max(look.low - high, low - look.high) > high - low
+        larger = _largest(look) > SCALE * usual and look.std > SPREAD * width
+        smaller = SCALE * _largest(look) < usual and SPREAD * look.std < width
+        if apart or larger or smaller:
+            odd.append(look)
+    return odd
+
+
+def _largest(look: Look) -> float:
+    return max(abs(look.low), abs(look.high))
 
 
 def _far_spacings(looks: Sequence[Look]) -> Iterator[tuple[Finding, str]]:

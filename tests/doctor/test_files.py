@@ -315,7 +315,7 @@ def test_a_short_sample_misses_no_class(tmp_path: Path, monkeypatch: pytest.Monk
     found = look(list(files.CHECKS), tmp_path, counts=(90, 8, 2), classes=["background", "square", "rare"])
     assert found[0].subject == "8 of 100 cases can be read; --all opens all"
     assert [one.status for one in found] == ["pass"] * 4
-    assert found[1].subject == "2 of 3 classes in the 8 opened masks of train, val, test"
+    assert found[1].subject == "2 of 3 classes in 8 opened masks of train, val, test"
 
 
 def test_all_opens_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
