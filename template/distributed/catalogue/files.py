@@ -24,8 +24,10 @@ DATA = (
             "Unexpected bus error encountered in worker. This might be caused by insufficient shared memory",
             "DataLoader worker (pid {pid:int}) is killed by signal: Bus error",
             "DataLoader worker (pid(s) {pid:int}) is killed by signal: Bus error",
+            "unable to write to file </torch_{...}>: No space left on device",
             "unable to write to file </torch_",
             "unable to open shared memory object </torch_",
+            "unable to allocate shared memory(shm) for file </torch_{...}>: No space left on device",
         ),
     ),
     Fault(
