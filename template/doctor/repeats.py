@@ -1,11 +1,11 @@
-"""Checks of the doctor that do something twice: what the seed does not reach differs between processes."""
+"""Checks of the doctor that make a sample twice: what the seed does not reach differs between processes."""
 
 from __future__ import annotations
 
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from ..data.dataset import Case, CaseDataset, seeded
-from ..data.module import SegmentationData, Split
+from ..data.module import SegmentationData
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
 from .finding import Finding, check, failure, passed, warning
@@ -33,56 +33,6 @@ TRIALS, EPOCHS = 8, 16
 ROUNDING = 1e-5
 
 Sample = dict[str, Any]
-
-
-@check("data: same cases", "cases-differ")
-def cases_are_listed_alike(rehearsal: Rehearsal) -> Iterator[Finding]:
-    """Two processes list the same cases in the same order, whatever their generators draw."""
-    splits: list[Split] = [split for split in ("train", "val") if split in survey(rehearsal).listed]
-    with seeded(ONE):
-        first = _listing(rehearsal.data, splits)
-    with seeded(ANOTHER):
-        second = _listing(rehearsal.data, splits)
-    name = type(rehearsal.data).__name__
-    clean = True
-    for split in splits:
-        one, other = first[split], second[split]
-        if one == other:
-            continue
-        clean = False
-        moved = sorted(one) == sorted(other)
-        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        yield failure(
-            "cases-differ",
-            f"{name}.cases('{split}') gives {'another order' if moved else 'other cases'} with each state of the "
-            f"random generators: number {place} is {_at(one, place)} or {_at(other, place)}.",
-        )
-    if clean:
-        yield passed(f"{sum(map(len, first.values())):,} cases, listed twice, are the same")
-
-
-@check("data: prepare_data", "prepare-data-state")
-def prepare_data_leaves_nothing_behind(rehearsal: Rehearsal) -> Iterator[Finding]:
-    """No attribute that prepare_data sets is read by setup, cases or read: other processes do not have it."""
-    data = rehearsal.data
-    if not data._is_own("prepare_data"):
-        yield passed("the data set has no prepare_data of its own")
-        return
-    first, set_there, _ = _watched(data)
-    with seeded(ONE):
-        first.prepare_data()
-    elsewhere, _, missed = _watched(data, set_there)
-    with suppress(Exception), seeded(ONE):  # what it misses says more than what comes of that
-        elsewhere.setup("fit")
-        for split in ("train", "val"):
-            for case in elsewhere._listed(split)[:1]:
-                elsewhere.read(case)
-    for name in missed:
-        yield failure(
-            "prepare-data-state", f"{type(data).__name__}.prepare_data sets self.{name}, which is read later."
-        )
-    if not missed:
-        yield passed("other processes need nothing that prepare_data sets")
 
 
 @check("data: augmentation", "own-random-numbers")
@@ -125,73 +75,6 @@ def transforms(data: SegmentationData) -> nn.ModuleList:
     """All transforms that :func:`.undo.nothing_happened` can bring back to what they were."""
     every: list[Any] = [*data.preprocess, *data.augment]
     return nn.ModuleList(one for one in every if isinstance(one, nn.Module))
-
-
-def _listing(data: SegmentationData, splits: Sequence[Split]) -> dict[Split, list[tuple[str, str]]]:
-    """Cases of the splits, as a process that has only begun would list them."""
-    fresh = _copy(data)
-    with suppress(Exception):  # one that cannot be called twice has listed its cases already
-        fresh.setup("fit")
-    fresh._cases = {}
-    return {split: [(str(case.name), repr(case.source)) for case in fresh.cases(split)] for split in splits}
-
-
-def _copy(data: SegmentationData) -> Any:
-    """A copy that can be set up anew without a change of the original; what was read stays shared."""
-    fresh = copy.copy(data)
-    for name, value in vars(data).items():
-        if type(value) in (list, dict, set):
-            fresh.__dict__[name] = value.copy()
-    fresh.__dict__["trainer"] = data.trainer
-    fresh._cases = {}
-    return fresh
-
-
-def _at(cases: Sequence[tuple[str, str]], place: int) -> str:
-    if place >= len(cases):
-        return "none"
-    return f"'{cases[place][0]}'"
-
-
-def _watched(data: SegmentationData, lacks: Iterable[str] = ()) -> tuple[Any, set[str], list[str]]:
-    """A copy that notes which attributes are set, and which of those that it lacks are read before they are set.
-
-    Args:
-        data: The original.
-        lacks: Attributes that are as before prepare_data: not there, or None where ``__init__`` has them.
-
-    Returns:
-        The copy, and the names of both kinds, which are filled in while it is used.
-    """
-    kind: Any = type(data)
-    absent, noted, missed = set(lacks), set[str](), list[str]()
-    begun = {name for base in kind.__mro__ if "__init__" in vars(base) for name in _names(base.__init__)}
-
-    def note(self: Any, name: str, value: Any) -> None:
-        noted.add(name)
-        absent.discard(name)
-        if name in missed:  # made where it was not there: no process lacks it
-            missed.remove(name)
-        kind.__setattr__(self, name, value)
-
-    def give(self: Any, name: str) -> Any:
-        if name not in absent:
-            return kind.__getattribute__(self, name)
-        if name not in missed:
-            missed.append(name)
-        if name not in begun:
-            raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
-        return None
-
-    fresh = _copy(data)
-    fresh.__class__ = type(kind)(kind.__name__, (kind,), {"__setattr__": note, "__getattribute__": give})
-    return fresh, noted, missed
-
-
-def _names(function: Any) -> tuple[str, ...]:
-    """Attributes that a function mentions."""
-    code = getattr(function, "__code__", None)
-    return code.co_names if code else ()
 
 
 def _readable(rehearsal: Rehearsal, dataset: CaseDataset) -> list[int]:
@@ -332,8 +215,4 @@ def _equal(one: Any, other: Any, rounding: float) -> bool:
     return torch.allclose(first, second, rtol=rounding, atol=rounding, equal_nan=True)
 
 
-CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (
-    cases_are_listed_alike,
-    prepare_data_leaves_nothing_behind,
-    samples_can_be_made_again,
-)
+CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (samples_can_be_made_again,)

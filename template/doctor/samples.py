@@ -20,7 +20,7 @@ from ..data.module import SegmentationData
 from ..data.plan import plan_batches
 from ..distributed.faults import NamedError
 from ..distributed.undo import nothing_happened
-from . import repeats
+from . import listing, repeats
 from .finding import Finding, check, failure, passed, warning
 from .rehearsal import Rehearsal
 from .survey import spread
@@ -225,6 +225,7 @@ def _time(seconds: float) -> str:
 
 CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (
     shares_are_disjoint_and_complete,
+    *listing.CHECKS,
     *repeats.CHECKS,
     few_samples_are_left_out,
     samples_are_timed,
