@@ -93,9 +93,8 @@ def ranks_list_alike(name: str, of_ranks: Sequence[Mapping[str, Sequence[str]]])
         for rank, other in enumerate(of_ranks):
             if other[split][0] != digest:
                 theirs = other[split][1:]
-                begin = (
-                    f"they begin with {', '.join(names)} and {', '.join(theirs)}" if names != theirs else "further on"
-                )
+                begun = f": they begin with {', '.join(theirs)} and {', '.join(names)}"
+                where = begun if names != theirs else ", further on"
                 yield failure(
                     "cases-differ", f"{name}.cases('{split}') gives other cases on rank {rank} than on rank 0{where}."
                 )
