@@ -7,6 +7,7 @@ in the next pass it is where it should be, and with it all that comes of it, so 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
 from .finding import Finding, check, failure, of_error, passed, warning
 from .rehearsal import Rehearsal
-from .sample import FAILS, calling_line, copied, described, few, watched
+from .sample import FAILS, batches, calling_line, described, watched
 
 #: A second one, as ``.cuda()`` means the first.
 _HERE = torch.device("cuda:1")
@@ -211,14 +212,45 @@ def _pass(rehearsal: Rehearsal, known: Collection[str]) -> tuple[_Stray | None, 
     with patch.object(fake_tensor, "init_gpu_context", lambda *_: None), nothing_happened(module), _quiet():
         try:
             tensors = {id(one): fake(one) for one in (*module.parameters(), *module.buffers())}
-            batch = {name: fake(v) if isinstance(v, Tensor) else v for name, v in few(rehearsal).items()}
-            twin = copied(module, tensors)
-            watch.held = dict(_held(twin))
-            with watched(twin, enter, lambda *_: watch.layers.pop()), mode, watch:
-                twin.training_loss(batch)
-        except Exception:  # noqa: BLE001 - no fake result, a copy that cannot be made: what was seen until then counts
+            batch = {name: fake(v) if isinstance(v, Tensor) else v for name, v in batches(rehearsal)[0].items()}
+            with _replaced(module, tensors) as twin:
+                watch.held = dict(_held(twin))
+                with watched(twin, enter, lambda *_: watch.layers.pop()), mode, watch:
+                    twin.training_loss(batch)
+        except (Exception, SystemExit):  # noqa: BLE001 - no fake result, whatever a network may do: what was seen until then counts
             return watch.first, (watch.layers[-1] if watch.layers else "") or "the loss"
     return watch.first, ""
+
+
+@contextmanager
+def _replaced(module: Any, instead: Mapping[int, Any]) -> Iterator[Any]:
+    """A copy of a module with other parameters and buffers; the module itself where it cannot be copied.
+
+    Args:
+        module: A LightningModule. The copy has its trainer, optimizers and the like.
+        instead: By the ``id`` of an object, what is in its place.
+    """
+    shared = [module._trainer, module._fabric, getattr(module, "_settings", None)]
+    memo = {id(one): one for one in shared if one is not None} | dict(instead)
+    try:
+        twin = copy.deepcopy(module, memo)
+        twin._trainer = module._trainer
+    except Exception:  # noqa: BLE001 - a lock, an open file, whatever a network may hold
+        # Not always: recurrent layers keep their parameters in a list as well.
+        stores: list[dict[str, Any]] = [
+            store for layer in module.modules() for store in (layer._parameters, layer._buffers)
+        ]
+        before = [dict(store) for store in stores]
+        try:
+            for store in stores:
+                store.update({name: instead.get(id(one), one) for name, one in store.items()})
+            yield module
+        finally:
+            for store, values in zip(stores, before, strict=True):
+                store.clear()
+                store.update(values)
+    else:
+        yield twin
 
 
 @contextmanager

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..distributed.probe import probe_loss
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
 from .finding import Finding, check, failure, passed, warning
 from .rehearsal import Rehearsal
-from .sample import FAILS, described, few, knob, loss_of, processes, watched
+from .sample import FAILS, batches, described, knob, processes, watched
 
 #: Values of a channel below which its spread is mostly chance: that of 16 is off by a sixth on average, which is
 #: sqrt(1 / (2 * 15)), the relative standard error of a standard deviation.
 _FEW_VALUES = 16
+#: Its name in ``Rehearsal.measured``.
+_FIRST = "first pass"
 
 
 @check("model: buffers", "buffer-changed")
@@ -27,27 +29,18 @@ def buffers_stay(rehearsal: Rehearsal) -> Iterator[Finding]:
     module = rehearsal.module
     if rehearsal.measured.get(FAILS) is not None:
         return
-    batch = few(rehearsal)
-    calls: Counter[str] = Counter()
-    with (
-        nothing_happened(module),
-        watched(module, after=lambda name, layer: calls.update([name] * _moves(layer))),
-    ):
-        loss_of(rehearsal, module, batch)
-        here = _values(module)
-    with nothing_happened(module):
-        loss_of(rehearsal, module, {**batch, "image": batch["image"].flip(0) * 0.5 + 0.1})
-        elsewhere = _values(module)
+    first = _first_pass(rehearsal)
+    found = []
     changed = [
         f"{name}, a buffer of shape {list(value.shape)},"
-        for name, value in here.items()
-        if name in elsewhere and not _same(value, elsewhere[name])
+        for name, value in (_elsewhere(rehearsal) if first.buffers else {}).items()
+        if name in first.buffers and not _same(value, first.buffers[name])
     ]
-    found = []
     if changed:
         verb = "are" if len(changed) > 1 else "is"
         what = f"{listed(changed, 3)} {verb} changed in forward by what is in the batch."
         found.append(warning("buffer-changed", what))
+    calls = {name: len(values) for name, values in first.values.items()}
     twice = [described(name, module.get_submodule(name)) for name, count in calls.items() if count > 1]
     if twice:
         most = max(calls.values())
@@ -62,11 +55,49 @@ def buffers_stay(rehearsal: Rehearsal) -> Iterator[Finding]:
         )
     yield from found
     if not found:
-        yield passed(f"{len(here)} buffers do not depend on a share, {len(calls)} BatchNorm")
+        yield passed(f"{len(calls)} BatchNorm, once a step; {len(first.buffers)} other buffers")
 
 
-def _moves(layer: nn.Module) -> bool:
-    return isinstance(layer, _BatchNorm) and layer.training and isinstance(layer.running_mean, Tensor)
+class _Pass(NamedTuple):
+    """What the first forward pass has shown.
+
+    Attributes:
+        values: Values per channel that each BatchNorm got from one sample, for each of its calls.
+        buffers: Copies of all buffers after it, but those of BatchNorm.
+    """
+
+    values: dict[str, list[float]]
+    buffers: dict[str, Tensor]
+
+
+def _first_pass(rehearsal: Rehearsal) -> _Pass:
+    """Watch one forward pass, once for all checks; of one that fails, what is seen until then."""
+    if _FIRST in rehearsal.measured:
+        known: _Pass = rehearsal.measured[_FIRST]
+        return known
+    batch = batches(rehearsal)[0]
+    rehearsal.measured[_FIRST] = found = _Pass({}, {})
+
+    def look(name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        x = arguments[0] if arguments else None
+        if isinstance(layer, _BatchNorm) and layer.training and isinstance(x, Tensor) and x.ndim > 1:
+            found.values.setdefault(name, []).append(x.numel() / x.shape[1] / len(batch["image"]))
+
+    with nothing_happened(rehearsal.module), watched(rehearsal.module, before=look):
+        try:
+            probe_loss(rehearsal.trainer, batch)
+        except (Exception, SystemExit):  # noqa: BLE001 - told by the check of the output
+            return found
+        found.buffers.update(_values(rehearsal.module))
+    return found
+
+
+def _elsewhere(rehearsal: Rehearsal) -> dict[str, Tensor]:
+    """Buffers after the pass of other samples, as another process has them."""
+    batch = batches(rehearsal)[0]
+    with nothing_happened(rehearsal.module):
+        probe_loss(rehearsal.trainer, {**batch, "image": batch["image"].flip(0) * 0.5 + 0.1})
+        return _values(rehearsal.module)
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -94,10 +125,10 @@ def batchnorm_has_values(rehearsal: Rehearsal) -> Iterator[Finding]:
     count = processes(rehearsal)
     synchronised = bool(knob(rehearsal.asked, "sync_batchnorm", True) or rehearsal.asked.get("sync_batchnorm"))
     micro = rehearsal.data.batch_size // (count * (rehearsal.asked.get("accumulate_grad_batches") or 1)) or 1
-    each = _values_of_a_sample(rehearsal)
+    each = {name: min(values) for name, values in _first_pass(rehearsal).values.items()}
     if not each:
         if rehearsal.measured.get(FAILS) is None:
-            yield passed("no BatchNorm in training")
+            yield passed("no BatchNorm")
         return
     samples = micro * count if synchronised else micro
     share = f"{micro} sample{'s' * (micro > 1)} in each of {count} process{'es' * (count > 1)}"
@@ -112,23 +143,4 @@ def batchnorm_has_values(rehearsal: Rehearsal) -> Iterator[Finding]:
             yield make("few-values", f"{layers}: {fewest} value{'s' * (fewest > 1)} per channel, with {share}.", cause)
             return
     fewest = int(min(each.values()) * samples)
-    yield passed(f"{len(each)} layers, {fewest} values per channel or more")
-
-
-def _values_of_a_sample(rehearsal: Rehearsal) -> dict[str, float]:
-    """Values per channel that each BatchNorm gets from one sample, also where the network fails later on."""
-    found: dict[str, float] = {}
-    batch = few(rehearsal)
-    samples = len(batch["image"])
-
-    def look(name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        x = arguments[0] if arguments else None
-        if isinstance(layer, _BatchNorm) and layer.training and isinstance(x, Tensor) and x.ndim > 1:
-            found[name] = min(found.get(name, float("inf")), x.numel() / x.shape[1] / samples)
-
-    try:
-        with nothing_happened(rehearsal.module), watched(rehearsal.module, before=look):
-            loss_of(rehearsal, rehearsal.module, batch)
-    except Exception:  # noqa: BLE001 - told by the check of the output
-        return found
-    return found
+    yield passed(f"{fewest} values per channel or more")

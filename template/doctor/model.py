@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..distributed.faults import NamedError
 from ..distributed.placed import known_failure
-from ..distributed.probe import NOT_IN_LOSS, advice, describe, find_unused
+from ..distributed.probe import NOT_IN_LOSS, advice, describe, find_unused, probe_loss
 from ..distributed.raised import said
 from ..distributed.registration import check_optimizers, unregistered
 from ..distributed.told import listed
@@ -24,7 +24,7 @@ from .devices import one_device
 from .finding import Finding, check, failure, of_error, passed, warning
 from .layers import batchnorm_has_values, buffers_stay, own_buffers
 from .rehearsal import Rehearsal
-from .sample import FAILS, batches, copied, few, knob, loss_of
+from .sample import FAILS, NO_GRADIENT, batches, knob
 
 #: Steps on one batch, how far the loss has to fall in them, and by how much the learning rate is lowered once.
 _STEPS, _FALL, _LOWER = 8, 0.02, 30.0
@@ -40,7 +40,7 @@ def output_fits(rehearsal: Rehearsal) -> Iterator[Finding]:
         rehearsal.measured[FAILS] = None
         try:
             with nothing_happened(rehearsal.module), _seen_by(rehearsal.module.loss, shapes):
-                losses.append(loss_of(rehearsal, rehearsal.module, batch).item())
+                losses.append(probe_loss(rehearsal.trainer, batch).item())
         except BaseException as error:
             rehearsal.measured[FAILS] = error
             # Those are found one by one on an imaginary GPU.
@@ -117,6 +117,7 @@ def parameters_get_gradients(rehearsal: Rehearsal) -> Iterator[Finding]:
         raise known_failure(error, f"The backward pass fails{where}") or error from error
     wanted = knob(rehearsal.asked, "find_unused_parameters", "auto")
     if len(unused) == count and any(NOT_IN_LOSS in one.cause for one in unused):
+        rehearsal.measured[NO_GRADIENT] = True
         yield failure("loss-without-graph", f"None of the {count} trainable parameters gets a gradient.")
     elif unused and wanted is True:
         yield passed(f"{len(unused)} of {count} parameters get none, as expected")
@@ -136,7 +137,7 @@ def _noting_changes(rehearsal: Rehearsal, changed: list[str]) -> Tensor:
     """The loss of a few samples; names the buffers that were changed in place by then, but those of BatchNorm."""
     buffers = own_buffers(rehearsal.module)
     before = {name: buffer._version for name, buffer in buffers.items()}
-    loss = loss_of(rehearsal, rehearsal.module, few(rehearsal))
+    loss = probe_loss(rehearsal.trainer, batches(rehearsal)[0])
     changed.extend(name for name, buffer in buffers.items() if buffer._version != before[name])
     return loss
 
@@ -157,27 +158,26 @@ def everything_is_registered(rehearsal: Rehearsal) -> Iterator[Finding]:
 
 @check("model: learns", "not-learning")
 def loss_falls(rehearsal: Rehearsal) -> Iterator[Finding]:
-    """The loss of one small batch falls when the network is trained on it alone, on a copy."""
-    if rehearsal.measured.get(FAILS) is not None:
+    """The loss of one small batch falls when the network is trained on it alone."""
+    if rehearsal.measured.get(FAILS) is not None or rehearsal.measured.get(NO_GRADIENT):
         return
-    with nothing_happened(rehearsal.module):
-        losses, rate = _overfitted(rehearsal, 1.0)
-        if not losses:
-            return  # nothing to train, or a loss that depends on nothing: found elsewhere
-        told = f"from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses) - 1} steps on one batch (lr {rate:.3g})"
-        if not math.isfinite(losses[-1]):
-            yield failure(
-                "loss-not-finite",
-                f"The loss is {losses[-1]} after {len(losses) - 1} steps on one batch (lr {rate:.3g}).",
-                fix="Lower model.optimizer's lr, or look for a division or logarithm of 0 in network and loss.",
-            )
-            return
-        if not _fell(losses) and max(losses) > losses[0]:
-            # A step that is too large for untrained weights shows nothing of the network.
-            losses, rate = _overfitted(rehearsal, _LOWER)
-    if _fell(losses):
-        yield passed(f"loss {losses[0]:.3g} → {losses[-1]:.3g} in {len(losses) - 1} steps on one batch")
+    losses, rate = _overfitted(rehearsal, 1.0)
+    if not losses:
+        return  # nothing to train, or a loss that depends on nothing: found elsewhere
+    count = f"{len(losses) - 1} step{'s' * (len(losses) != 2)} on one batch"
+    if not math.isfinite(losses[-1]):
+        yield failure(
+            "loss-not-finite",
+            f"The loss is {losses[-1]} after {count} (lr {rate:.3g}).",
+            fix="Lower model.optimizer's lr, or look for a division or logarithm of 0 in network and loss.",
+        )
+    elif _fell(losses):
+        yield passed(f"loss {losses[0]:.3g} → {losses[-1]:.3g} in {count}")
+    # A step that is too large for untrained weights shows nothing of the network.
+    elif max(losses) > losses[0] and _fell(lower := _overfitted(rehearsal, _LOWER)[0]):
+        yield passed(f"loss {lower[0]:.3g} → {lower[-1]:.3g} on one batch, at lr / {_LOWER:.0f}")
     else:
+        told = f"from {losses[0]:.4g} to {losses[-1]:.4g} in {count} (lr {rate:.3g})"
         yield warning("not-learning", f"The loss does not fall: {told}.")
 
 
@@ -190,28 +190,29 @@ def _fell(losses: list[float]) -> bool:
 
 
 def _overfitted(rehearsal: Rehearsal, lower: float) -> tuple[list[float], float]:
-    """Losses of a copy that is trained on a few samples until they have clearly fallen, and the learning rate."""
-    twin, batch = copied(rehearsal.module), few(rehearsal)
-    optimizers, rate = _optimizers(twin, lower)
+    """Losses of a training on a few samples until they have clearly fallen, and its learning rate."""
+    batch = batches(rehearsal)[0]
     losses: list[float] = []
-    for _ in range(_STEPS + 1):
-        torch.manual_seed(0)  # the same dropout in each step, or the loss would go up and down by it
-        loss = loss_of(rehearsal, twin, batch)
-        if not loss.requires_grad:
-            return [], rate
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]) or losses[0] - losses[-1] > _FALL * abs(losses[0]):
-            break
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+    with nothing_happened(rehearsal.module):
+        optimizers, rate = _optimizers(rehearsal.module, lower)
+        for _ in range(_STEPS + 1):
+            torch.manual_seed(0)  # the same dropout in each step, or the loss would go up and down by it
+            loss = probe_loss(rehearsal.trainer, batch)
+            if not loss.requires_grad:
+                return [], rate
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]) or losses[0] - losses[-1] > _FALL * abs(losses[0]):
+                break
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
     return losses, rate
 
 
 def _optimizers(module: Any, lower: float) -> tuple[list[Optimizer], float]:
-    """The user's optimizers for a copy, at the learning rate of the configuration: schedules often begin near 0."""
+    """The user's optimizers once more, at the learning rate of the configuration: schedules often begin near 0."""
     if hasattr(module, "lr_scheduler"):
         module.lr_scheduler = None
     made = module.configure_optimizers()

@@ -1,8 +1,7 @@
-"""What the checks of the network share: a few real samples, a copy to try things on, and what was asked for."""
+"""What the checks of the network share: a few real samples, hooks, and what was asked for."""
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,60 +15,36 @@ from torch import Tensor, nn
 from ..data.dataset import collate
 from ..data.loader import PositionedLoader
 from ..distributed.heartbeat import is_library, is_packages, short, source
-from ..distributed.probe import probe_loss
 from .rehearsal import Rehearsal
 
-#: Under these names in ``Rehearsal.measured``: the first micro-batches, and what the network refused them with.
-_BATCHES, FAILS = "first batches", "network fails"
-_COUNT = 2
+#: Under these names in ``Rehearsal.measured``: the first micro-batches, what the network refused them with, and
+#: whether no gradient reaches it at all.
+_BATCHES, FAILS, NO_GRADIENT = "first batches", "network fails", "no gradient"
+#: Batches, and samples of each: enough where their number does not matter.
+_COUNT, _SAMPLES = 3, 2
 
 
 def batches(rehearsal: Rehearsal) -> list[Any]:
-    """The first training micro-batches, on the device and in the precision of the run; read once."""
+    """The first samples of the first training micro-batches, on the device and in the run's precision; read once."""
     if _BATCHES not in rehearsal.measured:
         trainer, data = rehearsal.trainer, rehearsal.data
         made: Any = trainer.train_dataloader
         if isinstance(made, PositionedLoader):
             # Without workers, from a loader that nobody else has begun.
             loader: Any = data.train_dataloader()
-            made = (collate(loader.dataset.__getitems__(deal)) for deal in loader.deals)
+            made = (collate(loader.dataset.__getitems__(list(deal)[:_SAMPLES])) for deal in loader.deals)
         device, convert = trainer.strategy.root_device, trainer.precision_plugin.convert_input
         with torch.random.fork_rng(devices=[]):
             rehearsal.measured[_BATCHES] = [
-                trainer.strategy.batch_to_device(convert(data.on_before_batch_transfer(batch, 0)), device)
+                _first(trainer.strategy.batch_to_device(convert(data.on_before_batch_transfer(batch, 0)), device))
                 for batch in islice(made, _COUNT)
             ]
     found: list[Any] = rehearsal.measured[_BATCHES]
     return found
 
 
-def few(rehearsal: Rehearsal, count: int = 2) -> dict[str, Any]:
-    """The first samples of the first micro-batch, enough where their number does not matter."""
-    batch = batches(rehearsal)[0]
-    return {name: value[:count] if isinstance(value, (Tensor, list)) else value for name, value in batch.items()}
-
-
-def loss_of(rehearsal: Rehearsal, module: Any, batch: Any) -> Tensor:
-    """Loss of a batch in the run's precision, by the module or a copy of it."""
-    if module is rehearsal.module:
-        return probe_loss(rehearsal.trainer, batch)
-    with rehearsal.trainer.precision_plugin.train_step_context():
-        loss: Tensor = module.training_loss(batch)
-        return loss
-
-
-def copied(module: Any, instead: Mapping[int, Any] | None = None) -> Any:
-    """A copy of a module, without its trainer, optimizers and the like.
-
-    Args:
-        module: A LightningModule.
-        instead: By the ``id`` of an object, what the copy has in its place.
-    """
-    shared = [module._trainer, module._fabric, getattr(module, "_settings", None)]
-    memo = {id(one): one for one in shared if one is not None} | dict(instead or {})
-    twin = copy.deepcopy(module, memo)
-    twin._trainer = module._trainer
-    return twin
+def _first(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:_SAMPLES] if isinstance(value, (Tensor, list)) else value for name, value in batch.items()}
 
 
 def knob(asked: Mapping[str, Any], name: str, default: Any) -> Any:

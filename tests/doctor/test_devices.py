@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ def test_all_are_found(tmp_path: Path) -> None:
     assert number(found[0]) == first + 1
     assert found[1].subject.startswith("net.weight")
     assert found[-1].subject == f"So have 2 more places: {HERE}{first + 4} change, {HERE}{first + 5} change."
+
+
+def test_a_network_that_cannot_be_copied_is_followed_as_well(tmp_path: Path) -> None:
+    net = Own(lambda net, x: x + torch.zeros(3, 1, 1) * net.scale)
+    net.lock = threading.Lock()
+    before = [*net.parameters(), *net.buffers()]
+    [failed] = of_status(examine(one_device, tmp_path, net=net))
+    assert failed.subject.startswith(HERE)
+    assert all(one is other for one, other in zip([*net.parameters(), *net.buffers()], before, strict=True))
 
 
 def guarded(net: Any, x: Tensor) -> Tensor:
