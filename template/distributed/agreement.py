@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 
 from .collectives import group, world_size
 from .faults import NamedError
+from .told import ranks
 from .world import current_store
 
 
@@ -28,13 +29,6 @@ def by_rank(values: Iterable[Any]) -> str:
     for rank, value in enumerate(values):
         places.setdefault(str(value), []).append(rank)
     return ", ".join(f"{value} on {ranks(where)}" for value, where in places.items())
-
-
-def ranks(numbers: list[int]) -> str:
-    """``rank 1``, or ``ranks 1, 2 and 5``."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def told_by_all(key: str, text: str, seconds: float = 3.0) -> dict[int, str]:

@@ -7,6 +7,7 @@ the documentation all take its cause and its fix from this file.
 from __future__ import annotations
 
 from .catalogue import AREAS
+from .catalogue.doctor import DOCTOR
 from .catalogue.fault import Fault
 
 #: What this program finds by itself; the areas of the catalogue hold what other programs print, and what both do.
@@ -265,7 +266,7 @@ _FAULTS = (
 )
 
 #: Heading -> faults, as in the documentation.
-SECTIONS: dict[str, tuple[Fault, ...]] = {"Found by this program": _FAULTS, **AREAS}
+SECTIONS: dict[str, tuple[Fault, ...]] = {"Found by this program": _FAULTS, "Found by doctor": DOCTOR, **AREAS}
 FAULTS: dict[str, Fault] = {fault.identifier: fault for faults in SECTIONS.values() for fault in faults}
 
 

@@ -31,3 +31,10 @@ def printable(text: str) -> str:
 def listed(names: Sequence[str], most: int = 10) -> str:
     """The first names of a list in a sentence, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def ranks(numbers: list[int]) -> str:
+    """``rank 1``, or ``ranks 1, 2 and 5``."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -22,7 +22,7 @@ from ..distributed.told import printable
 from .events import Event
 from .finding import Finding
 from .options import Options, parse_options
-from .part import GO, SOLO, Plan
+from .part import GO, SOLO, STEPS, Plan
 from .processes import Process, Processes
 from .table import ordered, show
 from .verdicts import flood, gone, hanging, joined, left_behind, not_checked, spoken
@@ -128,16 +128,16 @@ class _Examination:
     def findings(self) -> list[Finding]:
         """All findings, each once."""
         left = self._processes.left_behind()
-        self._processes.end(grace=2.0)
+        self._processes.end()
         for process in self._processes.all:
             for event in process.news():
                 self._hear(process, event)
-            self._told += [(process.name, one) for one in flood(process)]
         for rank, text in _messages(self._folder).items():
             self._told.append((rank, spoken(text)))
-        self._told += [(SOLO, one) for one in left_behind(left)]
-        found = joined(self._told)
-        if self._options.processes > 1 and not (self._ranks and all(rank.ended for rank in self._ranks)):
+        self._told += [(SOLO, one) for one in (*flood(self._processes.all), *left_behind(left))]
+        found = joined(self._told, len(self._ranks))
+        whole = all(one.ended for one in self._processes.all) and not any(one.check == STEPS for one in found)
+        if self._options.processes > 1 and not (self._ranks and whole):
             found.append(not_checked(self._options.processes, bool(self._ranks) and (self._folder / GO).exists()))
         return ordered(found)
 
@@ -170,15 +170,25 @@ class _Examination:
         if process.ended:
             return
         if process.code is not None:
-            for event in process.news():  # its last words
-                self._hear(process, event)
-            if not process.ended and self._first_end is None:
-                self._first_end = time.monotonic()
-                self._told.append((process.name, gone(process)))
-            return
-        if time.monotonic() - process.since > patience and not self._over:
+            self._leaves(process)
+        elif time.monotonic() - process.since > patience and not self._over:
             self._told.append((process.name, hanging(process, patience)))
             self._over = True
+
+    def _leaves(self, process: Process) -> None:
+        """A process has ended, perhaps before it was done."""
+        for event in process.news():  # its last words
+            self._hear(process, event)
+        done: bool = process.ended
+        if not done and self._first_end is None:
+            self._first_end = time.monotonic()
+            if not self._has_said_why(process):
+                self._told.append((process.name, gone(process)))
+
+    def _has_said_why(self, process: Process) -> bool:
+        """Whether it has told of its own end, or of a rank that it waits for."""
+        told = any(name == process.name and one.id == "rank-gone" for name, one in self._told)
+        return told or process.name in _messages(self._folder)
 
 
 def _without_launcher(environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
 from .finding import Finding, check, passed, warning
 from .run import Together
 
@@ -24,9 +25,7 @@ def a_step_and_its_bytes(together: Together) -> Iterator[Finding]:
     both = statistics.median(one.step_seconds for one in together.seen)
     exchanged = _exchanged(together)
     here = statistics.median(one.exchange_seconds for one in together.seen)
-    yield passed(
-        f"{_time(alone)} on 1 process, {_time(both)} on {len(together.seen)} here"
-    )
+    yield passed(f"{_time(alone)} on 1 process, {_time(both)} on {len(together.seen)} here")
     yield passed(f"{_size(exchanged)} exchanged a step; measured here: {_time(here)}")
 
 

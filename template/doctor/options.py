@@ -66,7 +66,10 @@ def parse_options(arguments: Sequence[str], program: str) -> tuple[Options, list
     )
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu", help="where to train; default: cpu")
     parser.add_argument(
-        "--timeout", default="120", metavar="TIME", help="without a sign of life it is a hang; seconds or 5m; default: 120"
+        "--timeout",
+        default="120",
+        metavar="TIME",
+        help="without a sign of life it is a hang; seconds or 5m; default: 120",
     )
     given, rest = parser.parse_known_args(list(arguments))
     if given.processes < 1:

@@ -48,7 +48,7 @@ class Pair:
 @check("model: parity", "parity")
 def one_process_and_several_agree(pair: Pair) -> Iterator[Finding]:
     """Find the first thing in which the runs part: samples, a layer's output, the loss, a gradient, a weight."""
-    for look in (_samples, _layers, _losses, _gradients, _weights):
+    for look in (_samples, _branches, _layers, _losses, _gradients, _weights):
         found = look(pair)
         if found is not None:
             yield found
@@ -66,16 +66,30 @@ def _samples(pair: Pair) -> Finding | None:
             return pair.found(
                 f"Micro-batch {step} has other samples on {pair.processes} processes than on one: "
                 f"{listed(missing, 3)} are missing.",
-                "The training loader deals its samples by the number of processes, or each process shuffles for itself.",
+                "The training loader deals by the number of processes, or each process shuffles for itself.",
                 "Use the samplers of SegmentationData, or deal the global batch of one seed out to the ranks.",
             )
         for name, seen in one.items():
             if _differ(seen, many[name], pair.tolerance):
                 return pair.found(
-                    f"The sample '{name}' of micro-batch {step} is augmented differently on {pair.processes} processes.",
+                    f"The sample '{name}' of micro-batch {step} is augmented otherwise on {pair.processes} processes.",
                     "A transform draws from a generator of its own, which depends on the worker or the process.",
                     "Draw from torch's, numpy's or Python's global generator, which is seeded for each sample.",
                 )
+    return None
+
+
+def _branches(pair: Pair) -> Finding | None:
+    for path, kind in pair.one.classes.items():
+        one, many = (set(trace.layers.get(path, ())) for trace in (pair.one, pair.many))
+        if one != many:
+            different = sorted(one ^ many)
+            where = "on one process" if different[0] in one else f"on {pair.processes} processes"
+            return pair.found(
+                f"{path} ({kind}) sees the sample '{different[0]}' only {where}.",
+                "A branch of the network is taken by the number of the rank, or by what a process's own share holds.",
+                "Take it on all ranks, or decide for each sample alone.",
+            )
     return None
 
 
@@ -106,7 +120,7 @@ def _losses(pair: Pair) -> Finding | None:
     if _near(one, many, pair.tolerance):
         return None
     return pair.found(
-        f"The loss of the first batch is {one:.6g} on one process and {many:.6g} on {pair.processes}, of equal outputs.",
+        f"The first loss is {one:.6g} on one process and {many:.6g} on {pair.processes}, of equal outputs.",
         "It is averaged over each process's own pixels; where these hold unequal numbers of labelled pixels, or Dice "
         "is a ratio of sums, the mean of the means is another number.",
         f"Divide by sums over all processes ({_SUM}), as CrossEntropyDice does.",

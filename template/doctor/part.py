@@ -8,13 +8,15 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from ..distributed.heartbeat import is_library, is_packages, short
 from ..distributed.process import end_with_launcher, share_threads
 from ..distributed.world import read_world
 from .events import Teller
-from .finding import of_error
+from .finding import failure, of_error
 from .options import Options
 from .processes import EVENTS, STACK
 
@@ -23,6 +25,8 @@ SOLO = "solo"
 #: The files that stand for a word: a rank has imported what it needs; the ranks may train.
 READY, GO = "ready_{}", "go"
 PLAN = "plan.json"
+#: Name of the check that a process comes through its steps.
+STEPS = "run: steps"
 
 
 class Plan(NamedTuple):
@@ -66,8 +70,9 @@ def main(folder: Path, name: str) -> int:
         if hasattr(signal, "SIGUSR1"):
             faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
         faulthandler.enable(stacks)
+        os._exit = _told(os._exit, teller)  # type: ignore[assignment]
         plan = Plan.read(folder)
-        teller.begin("run: start")
+        teller.begin("start")
         # Imported here: where the import itself fails or hangs, it can be told.
         if name == SOLO:
             from .solo import examine as work
@@ -77,9 +82,26 @@ def main(folder: Path, name: str) -> int:
             work(plan, folder, teller)
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             traceback.print_exc()  # beside the one sentence, for whoever looks closer
-            teller.find([of_error(error)._replace(check="run: start")])
+            teller.find([of_error(error)._replace(check=STEPS)])
         teller.end()
     return 0
+
+
+def _told(leave: Callable[[int], NoReturn], teller: Teller) -> Callable[[int], NoReturn]:
+    """``os._exit``, which tells first which line of the user's code has called it."""
+    pid = os.getpid()
+
+    def tell_and_leave(code: int) -> NoReturn:
+        frames = [(f.filename, f.lineno or 0, f.name) for f in reversed(traceback.extract_stack()[:-1])]
+        users = [frame for frame in frames if not is_library(frame[0]) and not is_packages(frame[0])]
+        if users and os.getpid() == pid:  # workers and other children end in this way
+            file, line, function = users[0]
+            what = f"os._exit({code}) ends the process, at {short(file)}:{line} {function}."
+            cause = "It leaves no time to say why, to save a checkpoint, or to tell the other ranks."
+            teller.find([failure("rank-gone", what, cause, "Raise an exception.")._replace(check="run: processes")])
+        leave(code)
+
+    return tell_and_leave
 
 
 def wait_for(folder: Path, word: str, teller: Teller) -> None:
@@ -96,4 +118,4 @@ def leave_word(folder: Path, word: str, value: Any = None) -> None:
     """Leave a word, whole or not at all."""
     part = folder / f"{word}.part"
     part.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(part, folder / word)
+    part.replace(folder / word)

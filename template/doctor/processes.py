@@ -147,19 +147,8 @@ class Processes:
         time.sleep(0.3)  # loader workers that see that their parent is gone
         return [text for pid in descendants(os.getpid()) if (text := _command_line(pid))]
 
-    def end(self, grace: float = 0.0) -> None:
-        """End all processes.
-
-        Args:
-            grace: Seconds between asking and forcing.
-        """
-        if grace:
-            for one in self.all:
-                if one.code is None:
-                    _send(one.pid, signal.SIGTERM)
-            deadline = time.monotonic() + grace
-            while any(one.code is None for one in self.all) and time.monotonic() < deadline:
-                time.sleep(0.05)
+    def end(self) -> None:
+        """End all processes: nothing of them is needed."""
         for _ in range(20):  # one that is killed may have started another in the meantime
             alive = [*descendants(os.getpid()), *(one.pid for one in self.all if one.code is None)]
             if not alive:

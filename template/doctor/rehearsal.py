@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class RehearsalCLI(SegmentationCLI):
         self.precision = precision
         self.look = look
         self.asked: dict[str, Any] = {}
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         super().__init__(["fit", *arguments])
 
     @override
@@ -158,6 +160,11 @@ class RehearsalCLI(SegmentationCLI):
     @override
     def _watch(self, timeout: timedelta) -> None:
         super()._watch(timedelta(seconds=self.options.timeout))
+
+    @override
+    def _reason(self, error: BaseException) -> BaseException:
+        self.rank_folder = None  # it will be gone when the reason is read
+        return super()._reason(error)
 
     @override
     def before_instantiate_classes(self) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..distributed.agreement import by_rank, ranks
-from ..distributed.probe import probe_batch
-from ..distributed.told import listed
+from ..distributed.agreement import by_rank
+from ..distributed.probe import Unused, advice, describe, probe_batch
+from ..distributed.told import listed, ranks
 from ..distributed.undo import nothing_happened
 from ..runs import CHECKPOINTS, LAST
 from .finding import Finding, check, failure, passed, warning
+from .listing import ranks_list_alike
 from .rehearsal import Rehearsal
 from .written import on_several_ranks, shown
 
@@ -29,6 +29,8 @@ class Seen:
     """What one rank has seen of the steps.
 
     Attributes:
+        cases: Fingerprints of its lists of cases, by split.
+        unused: Parameters that got no gradient, over all ranks.
         gradients: Checksums of the first step's gradients after the exchange, by name.
         weights: Checksums of the weights after it.
         metrics: Of the validation.
@@ -38,6 +40,8 @@ class Seen:
         exchange_seconds: Of an all-reduce of as many bytes as the gradients have.
     """
 
+    cases: Mapping[str, Sequence[str]]
+    unused: Sequence[Unused]
     gradients: Mapping[str, int]
     weights: Mapping[str, int]
     metrics: Mapping[str, float]
@@ -60,6 +64,29 @@ class Together:
     seen: list[Seen]
 
 
+@check("data: cases by rank", "cases-differ")
+def all_ranks_list_the_same_cases(together: Together) -> Iterator[Finding]:
+    """Ranks deal one list of cases among them; with lists of their own, some cases are seen twice and some never."""
+    found = list(ranks_list_alike(type(together.rehearsal.data).__name__, [one.cases for one in together.seen]))
+    yield from found or [passed(f"the same on {len(together.seen)} ranks")]
+
+
+@check("model: gradients by rank", "unused-parameters")
+def all_ranks_use_the_same_parameters(together: Together) -> Iterator[Finding]:
+    """No rank leaves a parameter out that another one trains; what all leave out is found on one process."""
+    count = len(together.seen)
+    apart = [one for one in together.seen[0].unused if len(one.ranks) < count]
+    if apart:
+        yield warning(
+            "unused-parameters",
+            f"Parameters get no gradient on some ranks alone: {describe(apart, count)}.",
+            "DDP waits for each gradient on each rank, and has to look for the missing ones in every step.",
+            advice(apart, count),
+        )
+    else:
+        yield passed(f"the same on {count} ranks")
+
+
 @check("model: exchange", "ranks-differ")
 def gradients_are_equal_on_all_ranks(together: Together) -> Iterator[Finding]:
     """After the exchange all ranks hold the same gradients, bit for bit, and after the step the same weights."""
@@ -75,8 +102,8 @@ def gradients_are_equal_on_all_ranks(together: Together) -> Iterator[Finding]:
             yield failure(
                 "ranks-differ",
                 f"The {what} {listed(different, _LISTED)} differs between the ranks{apart}.",
-                "Something beside DDP changes it on a rank: a hook, a step of an optimizer of one's own, or a parameter "
-                "that DDP was not told of.",
+                "Something beside DDP changes it on a rank: a hook, an optimizer of one's own, or a parameter that DDP "
+                "was not told of.",
             )
             return
     yield passed(f"{len(together.seen[0].gradients)} gradients equal on {len(together.seen)} ranks")
@@ -89,17 +116,20 @@ def metrics_are_equal_on_all_ranks(together: Together) -> Iterator[Finding]:
     names = dict.fromkeys(name for one in everywhere for name in one)
     monitored = {one for one in (getattr(c, "monitor", None) for c in _callbacks(together)) if one}
     different = [name for name in names if not _equal([one.get(name, math.nan) for one in everywhere])]
-    for name in different[:_LISTED]:
-        values = by_rank(f"{one[name]:.6g}" if name in one else "missing" for one in everywhere)
-        if name in monitored:
-            yield failure("monitor-differs", f"The metric '{name}', by which checkpoints are kept, is {values}.")
-        else:
-            yield warning(
-                "monitor-differs",
-                f"The metric '{name}' is {values}.",
-                "Each rank has logged the value of its own share; the log shows rank 0's.",
-                "Log it with sync_dist=True, or as a torchmetrics object.",
-            )
+    for name in (one for one in different if one in monitored):
+        yield failure(
+            "monitor-differs",
+            f"The metric '{name}', which checkpoints or the schedule go by, is {_by_rank(name, together)}.",
+        )
+    others = [name for name in different if name not in monitored]
+    if others:
+        more = f" So do {listed(others[1:], _LISTED)}." if others[1:] else ""
+        yield warning(
+            "monitor-differs",
+            f"The metric '{others[0]}' is {_by_rank(others[0], together)}.{more}",
+            "Each rank has logged the value of its own share; the log shows rank 0's.",
+            "Log it with sync_dist=True, or as a torchmetrics object.",
+        )
     if not different:
         yield passed(f"{len(names)} metrics equal on {len(everywhere)} ranks")
 
@@ -176,12 +206,18 @@ def memory_at_the_asked_batch(together: Together) -> Iterator[Finding]:
 
 #: In the order in which they are shown.
 CHECKS = (
+    all_ranks_list_the_same_cases,
+    all_ranks_use_the_same_parameters,
     gradients_are_equal_on_all_ranks,
     metrics_are_equal_on_all_ranks,
     no_file_is_written_by_several_ranks,
     the_checkpoint_loads_and_gives_the_same_output,
     memory_at_the_asked_batch,
 )
+
+
+def _by_rank(metric: str, together: Together) -> str:
+    return by_rank(f"{one.metrics[metric]:.6g}" if metric in one.metrics else "missing" for one in together.seen)
 
 
 def _callbacks(together: Together) -> list[Any]:
@@ -208,5 +244,3 @@ def _same(one: Tensor, other: Tensor | None) -> bool:
 
 def _equal(values: list[float]) -> bool:
     return all(value == values[0] or (math.isnan(value) and math.isnan(values[0])) for value in values)
-
-

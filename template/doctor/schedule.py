@@ -90,7 +90,10 @@ def _played(scheduler: Any, steps: int) -> tuple[list[float], str | None]:
     twin = copy.copy(scheduler)
     twin.__dict__ = {k: copy.deepcopy(v) if k != "optimizer" else v for k, v in vars(scheduler).items() if k != "step"}
     optimizer.param_groups = [
-        {key: copy.deepcopy(value) if key != "params" else optimizer.param_groups[0]["params"] for key, value in g.items()}
+        {
+            key: copy.deepcopy(value) if key != "params" else optimizer.param_groups[0]["params"]
+            for key, value in g.items()
+        }
         for g in scheduler.optimizer.param_groups
     ]
     twin.optimizer = optimizer

@@ -31,17 +31,16 @@ def show(findings: Sequence[Finding], console: Console, seconds: float) -> None:
         console: Where to.
         seconds: That the examination took.
     """
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
-    table.add_column(width=5)
-    table.add_column(min_width=12, no_wrap=True)
-    table.add_column(overflow="fold")
-    for number, (group, found) in enumerate(groupby(ordered(findings), _group)):
-        if number:
-            table.add_row()
-        table.add_row(Text(group, style="bold"))
+    width = max((len(_name(one)) for one in findings), default=0)
+    for group, found in groupby(ordered(findings), _group):
+        console.print(Text(f"\n{group}", style="bold"))
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(width=4)
+        table.add_column(width=width, no_wrap=True)
+        table.add_column(overflow="fold")
         before = ""
         for one in found:
-            name = one.check.partition(": ")[2] or one.check
+            name = _name(one)
             told = Text(one.subject)
             if one.status != "pass":
                 told.append(f" [{one.id}]", style="dim")
@@ -50,13 +49,17 @@ def show(findings: Sequence[Finding], console: Console, seconds: float) -> None:
             for label, text in (("cause", one.cause), ("fix", one.fix)):
                 if text and one.status != "pass":
                     table.add_row("", Text(f"  {label}", style="dim"), text)
-    console.print(table)
+        console.print(table)
     counts = {status: sum(one.status == status for one in findings) for status in _STYLES}
     told = Text.assemble(
         "\n", ", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "warn"),
         f" · {seconds:.0f} s",
     )  # fmt: skip
     console.print(told, style=_STYLES["fail" if counts["fail"] else "warn" if counts["warn"] else "pass"])
+
+
+def _name(finding: Finding) -> str:
+    return finding.check.partition(": ")[2] or finding.check
 
 
 def _group(finding: Finding) -> str:

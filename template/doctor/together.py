@@ -14,6 +14,7 @@ from ..distributed.sync_batchnorm import unsynchronised
 from . import checks
 from .cost import measure_exchange
 from .events import Teller
+from .listing import fingerprints
 from .parity import Pair, one_process_and_several_agree
 from .part import GO, READY, Plan, leave_word, wait_for
 from .rehearsal import RehearsalCLI
@@ -44,6 +45,8 @@ def train(plan: Plan, folder: Path, teller: Teller) -> None:
     teller.begin("run: what all ranks saw")
     seen = gathered(
         Seen(
+            fingerprints(cli.datamodule),
+            exchange.unused,
             exchange.gradients,
             exchange.weights,
             exchange.metrics,

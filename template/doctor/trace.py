@@ -62,9 +62,7 @@ class Tracer(Callback):
         """Switch dropout off before the strategy makes its discarded step."""
         dropout_off(pl_module)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Look at the samples, and at the first forward pass."""
         self._names, prints = _samples(batch)
         self.trace.samples.append(prints)
@@ -108,9 +106,9 @@ class Tracer(Callback):
             {name: one for part in parts for name, one in part.items()}
             for parts in zip(*(samples for samples, _ in others), strict=True)
         ]
-        for path, prints in self.trace.layers.items():
-            for _, layers in others:
-                prints.update(layers.get(path, {}))
+        for _, layers in others:
+            for path, prints in layers.items():
+                self.trace.layers.setdefault(path, {}).update(prints)
 
     def _recorder(self, path: str, into: dict[str, dict[str, Print]]) -> Any:
         def record(layer: nn.Module, inputs: Any, output: Any) -> None:

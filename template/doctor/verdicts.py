@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from ..distributed.faults import FAULTS
 from ..distributed.heartbeat import is_library, is_packages, short, source
 from ..distributed.stacks import frames_of
-from ..distributed.told import listed, shortened
+from ..distributed.told import listed, ranks, shortened
 from .finding import Finding, failure, warning
-from .part import SOLO
+from .part import SOLO, STEPS
 from .processes import STACK, Process
 
 #: What follows from another rank's failure.
@@ -61,16 +61,14 @@ def spoken(text: str) -> Finding:
     return Finding(identifier, "run: processes", "fail", f"{what.rstrip('.')}.", rest)
 
 
-def flood(process: Process) -> list[Finding]:
-    """A process that prints without end."""
-    if process.printed < _FLOOD:
+def flood(processes: Sequence[Process]) -> list[Finding]:
+    """Processes that print without end."""
+    most = max(processes, key=lambda one: one.printed)
+    if most.printed < _FLOOD:
         return []
-    last = shortened(process.tail(1), 60)
-    return [
-        warning("output-flood", f"{_who(process)} printed {process.printed / 1e6:.0f} MB in a few steps: {last}")._replace(
-            check="run: output"
-        )
-    ]
+    last = shortened(most.tail(1), 60)
+    what = f"{_who(most)} printed {most.printed / 1e6:.0f} MB in a few steps: {last}"
+    return [warning("output-flood", what)._replace(check="run: output")]
 
 
 def left_behind(commands: Sequence[str]) -> list[Finding]:
@@ -89,21 +87,26 @@ def not_checked(processes: int, started: bool) -> Finding:
     )
 
 
-def joined(told: Sequence[tuple[str, Finding]]) -> list[Finding]:
+def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]:
     """What all processes have told, each thing once, and nothing that follows from something else.
 
     Args:
         told: Name of the process and its finding, in the order of time.
+        processes: Number of ranks.
     """
     alone = {one.id for name, one in told if name == SOLO and one.status == "fail"}
-    failures = [one for name, one in told if name != SOLO and one.status == "fail"]
-    causes = [one for one in failures if one.id not in _AVALANCHE]
+    causes = [one for name, one in told if name != SOLO and one.status == "fail" and one.id not in _AVALANCHE]
     kept: list[Finding] = []
     for name, one in told:
-        follows = one.id in _AVALANCHE and (causes or any(f.id == one.id for f in kept)) and name != SOLO
-        again = name != SOLO and one.status == "fail" and one.id in alone
-        if not follows and not again and one not in kept:
-            kept.append(one)
+        finding = one
+        if name != SOLO and one.status == "fail":
+            if one.id in alone or (one.id in _AVALANCHE and (causes or any(one.id == other.id for other in kept))):
+                continue
+            where = [int(other.removeprefix("rank ")) for other, same in told if same == one and other != SOLO]
+            if one.check == STEPS and len(where) < processes:
+                finding = one._replace(subject=f"On {ranks(sorted(where))}: {one.subject}")
+        if finding not in kept:
+            kept.append(finding)
     return kept
 
 

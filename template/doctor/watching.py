@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..callbacks.sentinel import checksum
 from ..distributed.faults import NamedError
+from ..distributed.probe import Unused, find_unused, probe_batch, probe_loss
 from .events import Teller
 
 
@@ -72,6 +73,7 @@ class Exchange(Callback):
         gradients: Checksum of each gradient after the exchange, by name.
         weights: Of each parameter after the step.
         metrics: What the validation has logged.
+        unused: Parameters that get no gradient, over all ranks.
         memory: Bytes: the largest of the GPU, or by which the process has grown since the start of the fit.
     """
 
@@ -79,12 +81,19 @@ class Exchange(Callback):
         self.gradients: dict[str, int] = {}
         self.weights: dict[str, int] = {}
         self.metrics: dict[str, float] = {}
+        self.unused: list[Unused] = []
         self.memory = 0
         self._at_start = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the memory before."""
         self._at_start = _held()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look on all ranks for parameters that get no gradient."""
+        batch = probe_batch(trainer)
+        if batch is not None:
+            self.unused = find_unused(pl_module, lambda: probe_loss(trainer, batch))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Take the gradients of the first step."""

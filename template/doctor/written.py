@@ -58,7 +58,7 @@ class Written:
     def _note(self, path: Any) -> None:
         self._on = False  # a look at source lines opens files itself
         try:
-            # The user's line comes first from the inside; a file of this package or a library below it is its own doing.
+            # A file that this package opens, called by the user's line, is its own doing.
             frames = [frame for frame in traceback.extract_stack()[:-2] if frame.filename != __file__]
             users = [f for f in frames if not is_library(f.filename) and not is_packages(f.filename)]
             name = os.path.realpath(os.fsdecode(path))

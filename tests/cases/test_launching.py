@@ -128,7 +128,7 @@ def refused(
 ) -> str:
     """What a process of a launcher says before it meets any other."""
     # They change this process for good.
-    monkeypatch.setattr(program, "end_with_launcher", lambda world: None)
+    monkeypatch.setattr(program, "end_with_launcher", lambda: None)
     monkeypatch.setattr(program, "share_threads", lambda world: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -66,9 +66,8 @@ ORPHAN = """
 import os, sys, time
 sys.path.insert(0, {root!r})
 from template.distributed.process import end_with_launcher
-from template.distributed.world import World
 if os.fork() == 0:
-    end_with_launcher(World(0, 2, 0, 2, "torchrun"))
+    end_with_launcher()
     print(os.getpid(), flush=True)
     time.sleep(60)
 time.sleep(60)

@@ -7,7 +7,6 @@ several faults start with the same words, the more specific one stands first.
 from __future__ import annotations
 
 from .communication import COMMUNICATION
-from .doctor import DOCTOR
 from .fault import Fault
 from .files import DATA, FILES
 from .launching import LAUNCH
@@ -15,7 +14,6 @@ from .training import DEVICES, TRAINING
 
 #: Heading -> faults.
 AREAS: dict[str, tuple[Fault, ...]] = {
-    "Found by doctor": DOCTOR,
     "Gradients and normalisation": TRAINING,
     "Devices and memory": DEVICES,
     "Communication between processes": COMMUNICATION,

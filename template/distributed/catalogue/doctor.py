@@ -76,8 +76,8 @@ DOCTOR: tuple[Fault, ...] = (
     Fault(
         "cases-differ",
         title="Processes list different cases",
-        cause="The list is drawn from random numbers, or from a set or a folder in no fixed order, and each process makes "
-        "its own: samples of one's validation are in the other's training.",
+        cause="The list is drawn from random numbers, or from a set or a folder in no fixed order, and each process "
+        "makes its own: samples of one's validation are in the other's training.",
         fix="Sort the names, and draw the split from a generator with a fixed seed: numpy.random.default_rng(0).",
     ),
     Fault(
@@ -89,8 +89,8 @@ DOCTOR: tuple[Fault, ...] = (
     Fault(
         "own-random-numbers",
         title="Random numbers that the seed does not reach",
-        cause="It draws from a generator of its own: loader workers and processes each have a copy, which draws the same "
-        "for all of them, or numbers that no run can repeat.",
+        cause="It draws from a generator of its own: loader workers and processes each have a copy, which draws the "
+        "same for all of them, or numbers that no run can repeat.",
         fix="Draw from the global generators (torch.rand, numpy.random, random) when it is called: data.augment seeds "
         "them by (seed, epoch, sample).",
     ),
