@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
+from template.distributed.launch import ERROR_FILE, MESSAGE
 from template.doctor.events import Listener, Teller
 from template.doctor.finding import Finding, of_error
 from template.doctor.options import Options
 from template.doctor.part import GO, READY, SOLO, STEPS, Plan, leave_word
-from template.doctor.verdicts import joined
+from template.doctor.verdicts import joined, spoken
 from tests.ranks import run_ranks
 
 #: What a project lays its own keys over: four phantoms of 32 pixels, a network of a few thousand parameters.
@@ -67,8 +68,12 @@ def diagnose(
     run_ranks(1, _examine, str(folder), str(work))
     told += _heard(work, SOLO)
     if processes > 1 and (work / GO).exists():
-        run_ranks(processes, _train, str(folder), str(work))
-        told += [one for rank in range(processes) for one in _heard(work, f"rank {rank}")]
+        try:
+            run_ranks(processes, _train, str(folder), str(work))
+        except ChildProcessError:
+            if not _messages(work):  # it was not its watchdog that has ended it
+                raise
+        told += [one for rank in range(processes) for one in _heard(work, f"rank {rank}")] + _messages(work)
     return joined(told, processes)
 
 
@@ -77,11 +82,20 @@ def _heard(work: Path, name: str) -> list[tuple[str, Finding]]:
     return [(name, Finding(**event.value)) for event in events if event.kind == "finding"]
 
 
+def _messages(work: Path) -> list[tuple[str, Finding]]:
+    """What ranks have left word of that their watchdogs have ended."""
+    files = sorted(work.glob(f"rank_*/{MESSAGE}"))
+    return [(file.parent.name.replace("_", " "), spoken(file.read_text(encoding="utf-8"))) for file in files]
+
+
 def _examine(rank: int, folder: str, work: str) -> None:
     _work("examine", folder, Path(work), SOLO)
 
 
 def _train(rank: int, folder: str, work: str) -> None:
+    own = Path(work) / f"rank_{rank}"
+    own.mkdir()
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", ERROR_FILE: str(own / "error.json")}
     _work("train", folder, Path(work), f"rank {rank}")
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from template.doctor.finding import Finding
+from template.doctor.options import Options
 from tests.doctor.clinic import diagnose
 
 FOLDER = Path(__file__).parent / "projects"
@@ -27,6 +28,7 @@ class Project(NamedTuple):
         processes: Of the doctor; 1 where one process shows the fault.
         cases: Public failure reports that it stands for.
         also: Identifiers of what follows from the fault, and is told as well.
+        timeout: Seconds without a sign of life after which the doctor takes a rank for hanging.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Project(NamedTuple):
     processes: int
     cases: list[str]
     also: list[str]
+    timeout: float
 
 
 def read(folder: Path) -> Project:
@@ -50,10 +53,8 @@ def read(folder: Path) -> Project:
         content.get("processes", 1),
         content.get("cases", []),
         content.get("also", []),
+        content.get("timeout", Options().timeout),
     )
-
-
-PROJECTS = [read(file.parent) for file in sorted(FOLDER.glob("*/project.yaml"))]
 
 
 def found(project: Project, broken: bool, folder: Path) -> list[Finding]:
@@ -67,7 +68,8 @@ def found(project: Project, broken: bool, folder: Path) -> list[Finding]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         module.make(folder, broken=broken)
-    return diagnose(project.broken if broken else project.healthy, folder, project.processes)
+    overlay = project.broken if broken else project.healthy
+    return diagnose(overlay, folder, project.processes, Options(timeout=project.timeout))
 
 
 def laid_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
@@ -77,3 +79,6 @@ def laid_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = laid_over(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
     return merged
+
+
+PROJECTS = [read(file.parent) for file in sorted(FOLDER.glob("*/project.yaml"))]
