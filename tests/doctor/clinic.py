@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ BASE: dict[str, Any] = {
 
 
 def diagnose(
-    overlay: dict[str, Any], folder: Path, processes: int = 2, options: Options | None = None
+    overlay: dict[str, Any],
+    folder: Path,
+    processes: int = 2,
+    options: Options | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> list[Finding]:
     """What the doctor finds in a project.
 
@@ -52,6 +57,7 @@ def diagnose(
         folder: Where it lies: its modules are imported from there.
         processes: Of the doctor; 1: only what one process is examined for.
         options: Of the doctor.
+        environ: Variables that it is started with, besides those of this process.
     """
     work = folder / "doctor"
     work.mkdir()
@@ -61,7 +67,7 @@ def diagnose(
         configs[-1].write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     arguments = [word for file in configs for word in ("--config", str(file))]
     options = (options or Options())._replace(processes=processes)
-    Plan(arguments, options, dict(os.environ)).write(work)
+    Plan(arguments, options, {**os.environ, **(environ or {})}).write(work)
     for rank in range(processes):
         leave_word(work, READY.format(rank))
     told: list[tuple[str, Finding]] = []

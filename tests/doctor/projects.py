@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ class Project(NamedTuple):
         processes: Of the doctor; 1 where one process shows the fault.
         cases: Public failure reports that it stands for.
         also: Identifiers of what follows from the fault, and is told as well.
+        environ: Variables that the broken one is started with.
         timeout: Seconds without a sign of life after which the doctor takes a rank for hanging.
     """
 
@@ -38,6 +40,7 @@ class Project(NamedTuple):
     processes: int
     cases: list[str]
     also: list[str]
+    environ: dict[str, str]
     timeout: float
 
 
@@ -53,23 +56,30 @@ def read(folder: Path) -> Project:
         content.get("processes", 1),
         content.get("cases", []),
         content.get("also", []),
+        {name: str(value) for name, value in content.get("environ", {}).items()},
         content.get("timeout", Options().timeout),
     )
 
 
 def found(project: Project, broken: bool, folder: Path) -> list[Finding]:
-    """Copy a project into a folder of the test, draw its files, and ask the doctor."""
+    """Copy a project into a folder of the test, draw its files, and ask the doctor.
+
+    ``make`` of its files.py may return something that is held open until the doctor is done, such as a socket.
+    """
     shutil.copytree(FOLDER / project.name, folder, dirs_exist_ok=True)
     files = folder / "files.py"
-    if files.exists():
-        spec = importlib.util.spec_from_file_location(f"files_of_{project.name}", files)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.make(folder, broken=broken)
-    overlay = project.broken if broken else project.healthy
-    return diagnose(overlay, folder, project.processes, Options(timeout=project.timeout))
+    with contextlib.ExitStack() as held:
+        if files.exists():
+            spec = importlib.util.spec_from_file_location(f"files_of_{project.name}", files)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            made = module.make(folder, broken=broken)
+            if made is not None:
+                held.callback(made.close)
+        overlay, environ = (project.broken, project.environ) if broken else (project.healthy, {})
+        return diagnose(overlay, folder, project.processes, Options(timeout=project.timeout), environ)
 
 
 def laid_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
