@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import cost, files, machine, run, samples, schedule
+from . import cost, files, machine, model, run, samples, schedule
 from .finding import Finding
 
 Check = Callable[[Any], list[Finding]]
@@ -15,6 +15,7 @@ ALONE: tuple[Check, ...] = (
     *machine.CHECKS,
     *files.CHECKS,
     *samples.CHECKS,
+    *model.CHECKS,
     schedule.the_schedule_fits_the_steps,
 )
 #: Of a :class:`.run.Together`, after the steps.

@@ -76,5 +76,10 @@ def parse_options(arguments: Sequence[str], program: str) -> tuple[Options, list
         raise NamedError("config", f"--processes is {given.processes}; it must be 1 or more.", cause="", fix="")
     if given.link_speed is not None and not given.link_speed > 0:
         raise NamedError("config", f"--link-speed is {given.link_speed}; it must be above 0.", cause="", fix="")
-    values: dict[str, Any] = vars(given) | {"timeout": parse_timeout(given.timeout).total_seconds()}
+    try:
+        timeout = parse_timeout(given.timeout).total_seconds()
+    except NamedError as error:
+        what = f"--timeout is '{given.timeout}', which is no time."
+        raise NamedError("config", what, cause="", fix="Write it as 90, 90s, 30m or 1h30m.") from error
+    values: dict[str, Any] = vars(given) | {"timeout": timeout}
     return Options(**values), rest

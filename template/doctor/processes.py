@@ -51,7 +51,8 @@ class Process:
             # A signal to the doctor's group, such as Ctrl-C, is the doctor's to pass on.
             start_new_session=True,
         )
-        threading.Thread(target=self._pump, daemon=True).start()
+        self.reader = threading.Thread(target=self._pump, daemon=True)
+        self.reader.start()
 
     @property
     def pid(self) -> int:
@@ -98,12 +99,13 @@ class Process:
     def _pump(self) -> None:
         assert self._process.stdout is not None
         kept = 0
-        while chunk := os.read(self._process.stdout.fileno(), _KEPT):
-            self.printed += len(chunk)
-            self._tail.append(chunk)
-            kept += len(chunk)
-            while kept - len(self._tail[0]) > _KEPT:
-                kept -= len(self._tail.popleft())
+        with self._process.stdout as output:
+            while chunk := os.read(output.fileno(), _KEPT):
+                self.printed += len(chunk)
+                self._tail.append(chunk)
+                kept += len(chunk)
+                while kept - len(self._tail[0]) > _KEPT:
+                    kept -= len(self._tail.popleft())
 
 
 #: Files of a process in the folder, by its name.
@@ -123,15 +125,16 @@ class Processes:
         self.all: list[Process] = []
 
     def __enter__(self) -> Processes:
-        if sys.platform == "linux":
-            # Whoever loses its parent becomes a child of this process, and is found below.
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _adopt_orphans(True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+        _adopt_orphans(False)
+        for one in self.all:
+            one.reader.join(timeout=1)
 
     def start(self, name: str, command: Sequence[str], environ: Mapping[str, str]) -> Process:
         """Start one."""
@@ -160,6 +163,12 @@ class Processes:
                 with contextlib.suppress(ChildProcessError):
                     if pid not in {one.pid for one in self.all}:
                         os.waitpid(pid, os.WNOHANG)
+
+
+def _adopt_orphans(yes: bool) -> None:
+    """Let whoever loses its parent become a child of this process, so that it is found; Linux alone can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def descendants(root: int) -> list[int]:

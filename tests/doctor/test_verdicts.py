@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from template.doctor.finding import Finding
+from template.doctor.part import SOLO, STEPS
+from template.doctor.verdicts import joined, not_checked, spoken
+
+
+def fail(identifier: str, subject: str = "It.", check: str = STEPS) -> Finding:
+    return Finding(identifier, check, "fail", subject, "", "")
+
+
+def test_the_watchdogs_report_becomes_its_last_sentence() -> None:
+    report = (
+        "rank   host   step\n  >1   vm   3\nstack of rank 1: …\n"
+        "error: Rank 1 stood still in step 3 at net.py:5 forward. Code there does not return. Correct it. [hang]\n"
+    )
+    found = spoken(report)
+    assert found.id == "hang"
+    assert found.subject == "Rank 1 stood still in step 3 at net.py:5 forward."
+    assert found.cause == "Code there does not return. Correct it."
+    assert spoken("Nothing known").id == "rank-failed"
+
+
+def test_what_all_ranks_say_is_said_once_and_what_some_say_with_their_names() -> None:
+    same, alone = fail("unused-parameters"), fail("exception", "ValueError: no liver here.")
+    told = [("rank 0", same), ("rank 1", same), ("rank 1", alone)]
+    assert joined(told, 2) == [same, alone._replace(subject="On rank 1: ValueError: no liver here.")]
+
+
+def test_the_first_cause_stays_and_the_avalanche_goes() -> None:
+    cause = fail("exception", "ValueError: no liver here.")
+    told = [("rank 0", fail("rank-failed")), ("rank 1", cause), ("rank 2", fail("connection-closed"))]
+    assert joined(told, 3) == [cause._replace(subject="On rank 1: ValueError: no liver here.")]
+    # Without a cause, one of them is told.
+    assert len(joined([("rank 0", fail("rank-gone")), ("rank 1", fail("rank-gone", "Another."))], 2)) == 1
+
+
+def test_what_one_process_has_shown_is_not_told_again() -> None:
+    alone = fail("unregistered-module", "In one process.", "model: registered")
+    told = [(SOLO, alone), ("rank 0", fail("unregistered-module", "In several."))]
+    assert joined(told, 1) == [alone]
+
+
+def test_what_was_not_checked_is_said() -> None:
+    assert "one process alone does not come so far" in not_checked(2, started=False).subject
+    assert "4 processes" in not_checked(4, started=True).subject
