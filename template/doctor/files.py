@@ -78,7 +78,8 @@ def every_class_occurs(rehearsal: Rehearsal) -> Iterator[Finding]:
             fix="Give the label 1 in read: (mask == 255), or with Folder data.mask_values: {0: 0, 255: 1}.",
         )
     for split, missing in lacking.items():
-        if two_tone or not missing or not masks[split] or not seen.telling(split):
+        silent = two_tone or not masks[split] or not seen.telling(split) or set(found[split]) == {IGNORE_INDEX}
+        if silent or not missing:
             continue
         clean = False
         yield warning(

@@ -16,6 +16,9 @@ from .processes import STACK, Process
 
 #: What follows from another rank's failure.
 _AVALANCHE = ("rank-failed", "rank-gone", "connection-lost", "connection-closed", "collective-timeout", "hang")
+#: What is wrong with a case of the data is told once, by the check that opens all of them.
+_FILES = "data: files"
+_OF_CASES = ("data-unreadable", "image-channels", "data-not-finite", "data-size-mismatch", "mask-values")
 #: Bytes of output that nobody reads.
 _FLOOD = 1_000_000
 
@@ -95,10 +98,13 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
         processes: Number of ranks.
     """
     alone = {one.id for name, one in told if name == SOLO and one.status == "fail"}
+    cases = {one.id for _, one in told if one.check == _FILES and one.id in _OF_CASES}
     causes = [one for name, one in told if name != SOLO and one.status == "fail" and one.id not in _AVALANCHE]
     kept: list[Finding] = []
     for name, one in told:
         finding = one
+        if one.id in cases and one.check != _FILES:
+            continue
         if name != SOLO and one.status == "fail":
             if one.id in alone or (one.id in _AVALANCHE and (causes or any(one.id == other.id for other in kept))):
                 continue
