@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..distributed.faults import NamedError
+from ..distributed.raised import said
 from ..distributed.told import listed, shortened, text_of
 from ..labels import IGNORE_INDEX
 
@@ -144,7 +145,9 @@ class CaseDataset(Dataset[Sample]):
             raise
         except Exception as error:
             raise NamedError(
-                "data-unreadable", f"'{case.name}' cannot be read: {type(error).__name__}: {shortened(text_of(error))}."
+                "data-unreadable",
+                f"'{case.name}' cannot be read: {said(error)}.",
+                cause="The file is damaged, or not what that line expects.",
             ) from error
         for part, what in ((image, "image"), (mask, "mask")):
             if not isinstance(part, Tensor) and part is not None:

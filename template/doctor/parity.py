@@ -28,15 +28,25 @@ class Pair:
         processes: How many.
         double: Whether both were computed in float64.
         reasons: Settings of the user's by which the results must differ, as sentences.
+        augment: Class names of ``data.augment``.
     """
 
-    def __init__(self, one: Trace, many: Trace, processes: int, double: bool, reasons: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        one: Trace,
+        many: Trace,
+        processes: int,
+        double: bool,
+        reasons: Sequence[str] = (),
+        augment: Sequence[str] = (),
+    ) -> None:
         self.one = one
         self.many = many
         self.processes = processes
         self.tolerance = EXACT if double else ROUNDED
         self.precision = "float64" if double else "float32"
         self.reasons = list(reasons)
+        self.augment = list(augment)
 
     def found(self, what: str, cause: str, fix: str) -> Finding:
         """A difference: a failure, or, where the user's own settings explain it, a warning with these."""
@@ -65,15 +75,16 @@ def _samples(pair: Pair) -> Finding | None:
         if missing:
             return pair.found(
                 f"Micro-batch {step} has other samples on {pair.processes} processes than on one: "
-                f"{listed(missing, 3)} are missing.",
+                f"{listed(missing, 3)} {'are' if len(missing) > 1 else 'is'} missing.",
                 "The training loader deals by the number of processes, or each process shuffles for itself.",
                 "Use the samplers of SegmentationData, or deal the global batch of one seed out to the ranks.",
             )
         for name, seen in one.items():
             if _differ(seen, many[name], pair.tolerance):
+                by = f", by data.augment ({listed(pair.augment, 3)})" if pair.augment else ""
                 return pair.found(
-                    f"The sample '{name}' of micro-batch {step} is augmented otherwise on {pair.processes} processes.",
-                    "A transform draws from a generator of its own, which depends on the worker or the process.",
+                    f"The sample '{name}' of micro-batch {step} is augmented otherwise on {pair.processes} processes{by}.",
+                    "It draws from a generator of its own, or goes by the worker or the process.",
                     "Draw from torch's, numpy's or Python's global generator, which is seeded for each sample.",
                 )
     return None

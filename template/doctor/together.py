@@ -73,7 +73,8 @@ def _compare(plan: Plan, folder: Path, teller: Teller, first: bool) -> None:
     trace, cli = traced(plan, folder / "several", teller, plan.options.processes, precision)
     if first:
         double = precision == "64-true"
-        pair = Pair(Trace(**stored), trace, plan.options.processes, double, _reasons(cli))
+        augment = [type(one).__name__ for one in cli.datamodule.augment]
+        pair = Pair(Trace(**stored), trace, plan.options.processes, double, _reasons(cli), augment)
         teller.run([one_process_and_several_agree], pair)
 
 
