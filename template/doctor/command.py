@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
         entry: File that starts the package.
 
     Returns:
-        Exit code: 0 without a failure, else 1.
+        Exit code: 0 without a failure, else 1; 130 after Ctrl-C.
 
     Raises:
         NamedError: An option cannot be used, or ``--json`` cannot be written.
@@ -55,7 +55,11 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
     options, rest = parse_options(arguments, program)
     signal.signal(signal.SIGTERM, _leave)
     console, start = make_console(), time.monotonic()
-    findings = examine(options, rest, [sys.executable, entry, "doctor", PART], console)
+    try:
+        findings = examine(options, rest, [sys.executable, entry, "doctor", PART], console)
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C.", file=sys.stderr)
+        return 128 + signal.SIGINT
     show(findings, console, time.monotonic() - start)
     if options.json is not None:
         _write(findings, Path(options.json))
@@ -136,7 +140,7 @@ class _Examination:
             self._told.append((rank, spoken(text)))
         self._told += [(SOLO, one) for one in (*flood(self._processes.all), *left_behind(left))]
         found = joined(self._told, len(self._ranks))
-        whole = all(one.ended for one in self._processes.all) and not any(one.check == STEPS for one in found)
+        whole = all(one.ended for one in self._processes.all) and not any(one.check == STEPS for _, one in self._told)
         if self._options.processes > 1 and not (self._ranks and whole):
             found.append(not_checked(self._options.processes, bool(self._ranks) and (self._folder / GO).exists()))
         return ordered(found)

@@ -55,7 +55,7 @@ def buffers_stay(rehearsal: Rehearsal) -> Iterator[Finding]:
         )
     yield from found
     if not found:
-        yield passed(f"{len(calls)} BatchNorm, once a step; {len(first.buffers)} other buffers")
+        yield passed(f"{len(calls)} BatchNorm, once a step; {len(first.buffers)} other buffer{'s' * (len(first.buffers) != 1)}")
 
 
 class _Pass(NamedTuple):

@@ -61,7 +61,8 @@ def spoken(text: str) -> Finding:
     found = re.fullmatch(r"(?:error: )?(.*?) ?\[([a-z-]+)\]", line, re.DOTALL)
     sentence, identifier = (found[1], found[2]) if found and found[2] in FAULTS else (line, "rank-failed")
     what, _, rest = sentence.partition(". ")
-    return Finding(identifier, "run: processes", "fail", f"{what.rstrip('.')}.", rest)
+    cause, _, fix = rest.partition(". ")
+    return Finding(identifier, "run: processes", "fail", f"{what.rstrip('.')}.", f"{cause}." if fix else cause, fix)
 
 
 def flood(processes: Sequence[Process]) -> list[Finding]:
@@ -111,7 +112,9 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
             where = [int(other.removeprefix("rank ")) for other, same in told if same == one and other != SOLO]
             if one.check == STEPS and len(where) < processes:
                 finding = one._replace(subject=f"On {ranks(sorted(where))}: {one.subject}")
-        if finding not in kept:
+        # What a check has found may end the steps as well.
+        told_before = one.check == STEPS and any((one.id, one.subject) == (k.id, k.subject) for k in kept)
+        if finding not in kept and not told_before:
             kept.append(finding)
     return kept
 
