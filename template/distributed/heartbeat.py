@@ -137,7 +137,10 @@ def where(frame: FrameType) -> Where:
         frames.append((walk.f_code, walk.f_lineno, walk.f_lasti))
         walk = walk.f_back
     kinds = [_kind(code.co_filename) for code, _, _ in frames]
-    at = next((kinds.index(kind) for kind in ("user", "plumbing") if kind in kinds), 0)
+    # A script that calls the trainer says less than what the trainer calls.
+    running = kinds[: next((i for i, (code, _, _) in enumerate(frames) if _runs(code)), len(frames))]
+    places = (("user", running), ("callback", running), ("user", kinds), ("callback", kinds), ("plumbing", kinds))
+    at = next((within.index(kind) for kind, within in places if kind in within), 0)
     code, line, _ = frames[at]
     return Where(
         f"{short(code.co_filename)}:{line} {code.co_name}",
@@ -165,11 +168,18 @@ def _collective(frames: list[tuple[str, str]]) -> str:
     return call
 
 
+def _runs(code: CodeType) -> bool:
+    """Whether a function is the one in which Lightning's trainer runs its loops."""
+    return code.co_name == "_run" and code.co_filename.replace(os.sep, "/").endswith("/trainer/trainer.py")
+
+
 @cache
 def _kind(file: str) -> str:
     path = file.replace(os.sep, "/")
     if Path(file).is_relative_to(_PACKAGE):
         within = Path(file).relative_to(_PACKAGE).parts
+        if within[0] == "callbacks":
+            return "callback"
         return "plumbing" if within[0] in ("distributed", "doctor", "cli.py", "__main__.py") else "user"
     if "/torch/distributed/" in path and not any(part in path for part in _LAUNCHING):
         return "collective"
@@ -184,7 +194,7 @@ def _kind(file: str) -> str:
 
 def is_library(file: str) -> bool:
     """Whether a source file is neither the user's nor this project's."""
-    return _kind(file) != "user"
+    return _kind(file) not in ("user", "callback")
 
 
 def is_packages(file: str) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, TypeVar
 
 from ..distributed.faults import FAULTS, NamedError
-from ..distributed.raised import named
+from ..distributed.raised import named, said
+from ..distributed.recognize import recognize
+from ..distributed.worker_death import worker_death
 
 Status = Literal["pass", "warn", "fail"]
 _T = TypeVar("_T")
@@ -57,7 +59,12 @@ def failure(identifier: str, subject: str, cause: str | None = None, fix: str | 
 
 def of_error(error: BaseException, status: Status = "fail") -> Finding:
     """An exception as a finding: a named failure with its own parts, any other by its text and the user's line."""
-    error = error if isinstance(error, NamedError) else named(error)
+    if not isinstance(error, NamedError):
+        known = recognize(error) if worker_death(error) is None else None
+        if known is not None:
+            fault = known.fault
+            return Finding(fault.identifier, "", status, f"{said(error).rstrip('.')}.", fault.cause, fault.fix)
+        error = named(error)
     return Finding(error.identifier, "", status, error.what, error.cause, error.fix)
 
 
@@ -83,7 +90,7 @@ def check(name: str, identifier: str) -> Callable[[Callable[[_T], Iterator[Findi
                 found.append(of_error(error))
             return [one._replace(check=name, id=one.id or identifier) for one in found]
 
-        run.name = name  # type: ignore[attr-defined]  # shown while it runs
+        run.name, run.identifier = name, identifier  # type: ignore[attr-defined]  # shown while it runs
         return run
 
     return decorate
