@@ -17,7 +17,7 @@ def test_the_watchdogs_report_becomes_its_last_sentence() -> None:
     found = spoken(report)
     assert found.id == "hang"
     assert found.subject == "Rank 1 stood still in step 3 at net.py:5 forward."
-    assert found.cause == "Code there does not return. Correct it."
+    assert (found.cause, found.fix) == ("Code there does not return.", "Correct it.")
     assert spoken("Nothing known").id == "rank-failed"
 
 
