@@ -53,6 +53,10 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
 
         return part(Path(arguments[1]), arguments[2])
     options, rest = parse_options(arguments, program)
+    if "--print_config" in {argument.partition("=")[0] for argument in rest}:
+        from ..cli import SegmentationCLI
+
+        SegmentationCLI(["fit", *rest])
     signal.signal(signal.SIGTERM, _leave)
     console, start = make_console(), time.monotonic()
     try:
