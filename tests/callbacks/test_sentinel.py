@@ -122,4 +122,4 @@ def _first_step(rank: int, folder: str, at_once: bool) -> NamedError | None:
 def test_every_fit_compares_after_its_first_step(tmp_path: Path) -> None:
     errors = run_ranks(2, _first_step, str(tmp_path), True)
     assert all(error is not None and error.what.startswith("After step 1 net.3.bias differs") for error in errors)
-    assert run_ranks(2, _first_step, str(tmp_path), False) == [None, None]  # those that part later cost nothing to watch
+    assert run_ranks(2, _first_step, str(tmp_path), False) == [None, None]  # looks only once
