@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..distributed.faults import NamedError
-from ..distributed.raised import said
-from ..distributed.told import listed, shortened, text_of
+from ..distributed.raised import headline, raised_at
+from ..distributed.told import listed
 from ..labels import IGNORE_INDEX
 
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
@@ -146,7 +146,7 @@ class CaseDataset(Dataset[Sample]):
         except Exception as error:
             raise NamedError(
                 "data-unreadable",
-                f"'{case.name}' cannot be read: {said(error)}.",
+                f"'{case.name}' cannot be read: {_said(error)}.",
                 cause="The file is damaged, or not what that line expects.",
             ) from error
         for part, what in ((image, "image"), (mask, "mask")):
@@ -200,9 +200,15 @@ def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: 
             raise NamedError(
                 "transform",
                 f"data.{key}[{number}], {type(module).__name__}, fails on '{case.name}' of shape {shape}: "
-                f"{type(error).__name__}: {shortened(text_of(error))}.",
+                f"{_said(error)}.",
             ) from error
     return sample
+
+
+def _said(error: Exception) -> str:
+    place = raised_at(error, but=__file__).partition(": ")[0]
+    text = headline(error).rstrip(".")
+    return f"{text}, raised at {place}" if place else text
 
 
 def collate(samples: list[Sample] | NamedError) -> Sample | NamedError:

@@ -159,7 +159,10 @@ def _existing(folder: Path) -> Path:
 
 
 def _mib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:.1f} MiB"
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB")):
+        if size >= 10 * unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.0f} KiB"
 
 
 def _folder(rehearsal: Rehearsal) -> Path:

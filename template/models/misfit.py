@@ -36,6 +36,9 @@ def refused_images(net: nn.Module, image: Tensor, in_channels: int, error: Excep
     if image.shape[1] != in_channels:
         cause = f"data.preprocess makes {image.shape[1]} channels out of the {in_channels} of data.in_channels."
         fix = "Remove the transform, or use a network that is not told data.in_channels."
+    elif not image.is_floating_point():
+        cause = f"The images are {str(image.dtype).removeprefix('torch.')}; networks take float32."
+        fix = "Give image.float() in the data set's read, or convert it last in data.preprocess."
     elif expected and expected[2] == str(image.shape[1]):
         cause = f"It is built for {expected[1]} channels, and the images have {expected[2]}."
         argument = argument_of(net, CHANNEL_ARGUMENTS)

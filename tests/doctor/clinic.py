@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -106,6 +107,8 @@ def _train(rank: int, folder: str, work: str) -> None:
 
 
 def _work(what: str, folder: str, work: Path, name: str) -> None:
+    # A process of a fork server would start its loader workers from another one, which imports torch first.
+    multiprocessing.set_start_method("fork", force=True)
     os.chdir(folder)
     sys.path.insert(0, folder)
     teller = Teller(work / name)

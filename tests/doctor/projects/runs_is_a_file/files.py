@@ -1,0 +1,3 @@
+def make(folder, broken):
+    if broken:
+        (folder / "runs").touch()
