@@ -1,0 +1,249 @@
+"""NIfTI volumes: read in one orientation, and written back in their own.
+
+Files store their voxels in any of 48 orders of the axes, oblique to the body or not, and say in an affine matrix where
+they lie. In the program a volume is [D, H, W] as radiologists look at it: D from the feet to the head, H from front to
+back, W from the patient's right to the left (the first slice, row and column are inferior, anterior and right), along
+the file's axes that come closest to these directions. Nothing is resampled by that.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..distributed.faults import NamedError
+
+SUFFIXES = (".nii.gz", ".nii")
+#: Parts of a voxel by which the corners of an image and its mask may lie apart. Programs write affine matrices rounded
+#: to float32, and some round millimetres to three digits.
+TOLERANCE = 0.1
+#: What a damaged file makes zlib, NumPy and the operating system raise.
+_FAULTS = (OSError, ValueError, TypeError, EOFError, zlib.error, OverflowError, MemoryError)
+
+
+class Geometry(NamedTuple):
+    """Where the voxels of a file are.
+
+    Attributes:
+        shape: Of the file's three spatial axes.
+        affine: float64 [4, 4]: voxel indices of the file to millimetres, RAS+.
+    """
+
+    shape: tuple[int, int, int]
+    affine: NDArray[np.float64]
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Size of a voxel along D, H and W, in mm."""
+        sizes = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0))
+        x, y, z = (float(sizes[axis]) for axis in self._file_axes())
+        return z, y, x
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """D, H and W."""
+        x, y, z = (self.shape[axis] for axis in self._file_axes())
+        return z, y, x
+
+    def to_program(self, voxels: NDArray[Any]) -> NDArray[Any]:
+        """A file's array [x, y, z, …] in the program's order [D, H, W, …]; a view."""
+        nibabel = need_nibabel()
+        ras = nibabel.orientations.apply_orientation(voxels, self._orientation())
+        return ras[::-1, ::-1].swapaxes(0, 2)  # type: ignore[no-any-return]
+
+    def to_file(self, voxels: NDArray[Any]) -> NDArray[Any]:
+        """An array [D, H, W, …] of the program in the file's order; the inverse of :meth:`to_program`."""
+        nibabel = need_nibabel()
+        ras = voxels.swapaxes(0, 2)[::-1, ::-1]
+        back = nibabel.orientations.ornt_transform(nibabel.orientations.axcodes2ornt("RAS"), self._orientation())
+        return nibabel.orientations.apply_orientation(ras, back)  # type: ignore[no-any-return]
+
+    def distance(self, other: Geometry) -> float:
+        """Largest distance of the eight corners of two volumes of one shape, in voxels of the first."""
+        corners = np.array(np.meshgrid(*[(0, n - 1) for n in self.shape], indexing="ij")).reshape(3, -1)
+        apart = (self.affine - other.affine) @ np.vstack([corners, np.ones(corners.shape[1])])
+        return float(np.linalg.norm(apart[:3], axis=0).max() / min(self.spacing))
+
+    def _orientation(self) -> NDArray[Any]:
+        return need_nibabel().io_orientation(self.affine)  # type: ignore[no-any-return]
+
+    def _file_axes(self) -> tuple[int, int, int]:
+        """The file's axes that run along x, y and z."""
+        along = [int(axis) for axis in self._orientation()[:, 0]]
+        return along.index(0), along.index(1), along.index(2)
+
+
+def need_nibabel() -> Any:
+    """The library that reads NIfTI.
+
+    Raises:
+        NamedError: ``not-installed``.
+    """
+    try:
+        import nibabel
+    except ImportError as error:
+        raise NamedError(
+            "not-installed", "nibabel, which reads NIfTI, is not installed.",
+            fix="Install the extra: pip install '.[medical]'.",
+        ) from error  # fmt: skip
+    return nibabel
+
+
+def read_header(path: Path) -> tuple[Geometry, int]:
+    """Geometry and number of channels of a NIfTI file, without its voxels.
+
+    Args:
+        path: A three-dimensional file, or one of four dimensions whose last are the channels.
+
+    Raises:
+        NamedError: ``data-unreadable``, with the file.
+    """
+    return _checked_header(path, _load(path))
+
+
+def read_volume(path: Path) -> tuple[NDArray[np.float32], Geometry]:
+    """Read an image.
+
+    Returns:
+        float32 [C, D, H, W] in the file's unit, slope and intercept applied (Hounsfield units in a CT); its geometry.
+
+    Raises:
+        NamedError: ``data-unreadable``, with the file.
+    """
+    image = _load(path)
+    geometry, channels = _checked_header(path, image)
+    voxels = _voxels(path, image)
+    if voxels.dtype.kind not in "iufb":
+        raise _unreadable(path, f"its voxels are {voxels.dtype}, no real numbers")
+    voxels = voxels.reshape(*geometry.shape, channels)
+    program = np.moveaxis(geometry.to_program(voxels), -1, 0)
+    return np.ascontiguousarray(program, dtype=np.float32), geometry
+
+
+def read_labels(path: Path) -> tuple[NDArray[np.int64], Geometry]:
+    """Read a mask.
+
+    Returns:
+        The file's values, integers [D, H, W]; its geometry.
+
+    Raises:
+        NamedError: ``data-unreadable``; ``mask-values`` where they are no whole numbers.
+    """
+    image = _load(path)
+    geometry, channels = _checked_header(path, image)
+    if channels != 1:
+        raise NamedError(
+            "data-size-mismatch",
+            f"The mask '{path}' has {channels} channels; it must be one volume of class numbers.",
+            fix="Export it again as one volume in which each voxel holds its class.",
+        )
+    voxels = _voxels(path, image).reshape(geometry.shape)
+    whole = np.rint(voxels) if voxels.dtype.kind == "f" else voxels
+    if voxels.dtype.kind == "f" and not np.allclose(voxels, whole, atol=1e-3, rtol=0.0):  # NaN is not close
+        some = ", ".join(f"{value:g}" for value in np.unique(voxels)[:5])
+        raise NamedError(
+            "mask-values",
+            f"The mask '{path}' has the values {some} …, which are no whole numbers.",
+            cause="A program has interpolated it, or written it with a slope and an intercept (scl_slope, scl_inter).",
+            fix="Resample masks by their nearest neighbour, and write them as integers with a slope of 1.",
+        )
+    return np.ascontiguousarray(geometry.to_program(whole), dtype=np.int64), geometry
+
+
+def write_labels(path: Path, labels: NDArray[np.uint8], geometry: Geometry) -> None:
+    """Write a mask with the geometry of the image that it belongs to.
+
+    Args:
+        path: ``.nii`` or ``.nii.gz``.
+        labels: uint8 [D, H, W], in the image's size.
+        geometry: Of the image.
+    """
+    nibabel = need_nibabel()
+    image = nibabel.Nifti1Image(np.ascontiguousarray(geometry.to_file(labels)), geometry.affine)
+    # "Scanner" coordinates, as most programs expect; the quaternion form cannot hold a sheared affine.
+    image.set_sform(geometry.affine, code=1)
+    image.header.set_xyzt_units("mm")
+    nibabel.save(image, path)
+
+
+def check_same_place(image: Path, of_image: Geometry, mask: Path, of_mask: Geometry) -> None:
+    """Refuse a mask that does not lie on its image.
+
+    Raises:
+        NamedError: ``data-size-mismatch`` or ``data-geometry``, with both files.
+    """
+    if of_image.shape != of_mask.shape:
+        raise NamedError(
+            "data-size-mismatch",
+            f"The image '{image}' has {_times(of_image.shape)} voxels, its mask '{mask}' {_times(of_mask.shape)}.",
+        )
+    apart = of_image.distance(of_mask)
+    if not apart <= TOLERANCE:
+        raise NamedError(
+            "data-geometry",
+            f"The image '{image}' and its mask '{mask}' lie {apart:.3g} voxels apart: their affine matrices are "
+            f"{_matrix(of_image)} and {_matrix(of_mask)}.",
+        )
+
+
+def stem(path: Path) -> str:
+    """The name of a file without ``.nii`` or ``.nii.gz``."""
+    return next((path.name.removesuffix(suffix) for suffix in SUFFIXES if path.name.endswith(suffix)), path.stem)
+
+
+def _load(path: Path) -> Any:
+    nibabel = need_nibabel()
+    try:
+        path.stat()
+        image = nibabel.load(path)
+    except FileNotFoundError as error:
+        raise NamedError("data-missing", f"'{path}' does not exist.") from error
+    except (*_FAULTS, nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError) as error:
+        raise _unreadable(path, _reason(error)) from error
+    if not hasattr(image, "affine"):
+        raise _unreadable(path, "it is no volume")
+    return image
+
+
+def _checked_header(path: Path, image: Any) -> tuple[Geometry, int]:
+    shape = tuple(int(n) for n in image.shape)
+    while len(shape) > 4 and shape[-1] == 1:
+        shape = shape[:-1]
+    if len(shape) == 2:
+        shape = (*shape, 1)
+    if len(shape) not in (3, 4) or min(shape, default=0) < 1:
+        raise _unreadable(path, f"its shape is {list(image.shape)}; it must have three axes, or four with the channels")
+    affine = np.asarray(image.affine, dtype=np.float64)
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
+        raise _unreadable(path, f"its affine matrix {affine[:3].round(3).tolist()} does not say where the voxels are")
+    return Geometry(shape[:3], affine), shape[3] if len(shape) == 4 else 1  # type: ignore[arg-type]
+
+
+def _voxels(path: Path, image: Any) -> NDArray[Any]:
+    nibabel = need_nibabel()
+    try:
+        return np.asanyarray(image.dataobj)
+    except (*_FAULTS, nibabel.filebasedimages.ImageFileError) as error:
+        raise _unreadable(path, _reason(error)) from error
+
+
+def _unreadable(path: Path, reason: str) -> NamedError:
+    return NamedError("data-unreadable", f"'{path}' cannot be read: {reason.rstrip('.')}.")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _matrix(geometry: Geometry) -> str:
+    return str(geometry.affine[:3].round(4).tolist())
