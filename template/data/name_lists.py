@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..distributed.faults import NamedError
+from .splits import Split
 
 
 def read_names(path: Path, key: str, name_of: Callable[[str], str] = str) -> list[str]:
@@ -60,7 +61,7 @@ def read_names(path: Path, key: str, name_of: Callable[[str], str] = str) -> lis
     return list(where)
 
 
-def refuse_shared(lists: Mapping[str, list[str]], files: Mapping[str, Path]) -> None:
+def refuse_shared(lists: Mapping[Split, list[str]], files: Mapping[Split, Path]) -> None:
     """Refuse a name in two splits: what is trained on must not be scored.
 
     Args:
@@ -70,7 +71,7 @@ def refuse_shared(lists: Mapping[str, list[str]], files: Mapping[str, Path]) -> 
     Raises:
         NamedError: ``data-unpaired``, with the first such name.
     """
-    first: dict[str, str] = {}
+    first: dict[str, Split] = {}
     for split, names in lists.items():
         for name in names:
             if name in first:

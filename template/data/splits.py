@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from ..distributed.faults import NamedError
@@ -17,6 +18,28 @@ from .names import split_names
 
 Split = Literal["train", "val", "test"]
 Parts = dict[Split, list[str]]
+
+#: Names under which people keep the files of a split.
+SPELLINGS: dict[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+PLACE = "{split}"
+
+
+def place_of(template: str, split: Split) -> Path | None:
+    """Find the file or folder of a split.
+
+    Args:
+        template: Path with ``{split}`` where the split's name stands, such as ``data/images/{split}``.
+        split: Which one.
+
+    Returns:
+        The first that exists of :data:`SPELLINGS`, ``~`` resolved; None where none does.
+    """
+    paths = (Path(template.replace(PLACE, name)).expanduser() for name in SPELLINGS[split])
+    return next((path for path in paths if path.exists() or path.is_symlink()), None)
 
 
 def grouped(names: Iterable[str], pattern: str | None) -> dict[str, str]:

@@ -1,0 +1,233 @@
+"""What all data sets of pictures share: one image and one mask file a case, new images, and masks written back."""
+
+from __future__ import annotations
+
+import glob
+import stat
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from ..distributed.faults import NamedError
+from .dataset import Case, seeded
+from .mask_values import MaskValues
+from .module import SegmentationData, Split
+from .names import unique_stems
+from .picture_files import SUFFIXES, list_pictures, picture_size, read_image, read_values, write_values
+
+_LOSSLESS = {".png", ".tif", ".tiff", ".bmp"}
+
+
+class Pair(NamedTuple):
+    """An image, its mask, and their height and width in pixels."""
+
+    image: Path
+    mask: Path
+    size: tuple[int, int]
+
+
+def pair(image: Path, mask: Path) -> Pair:
+    """Look at the headers of an image and its mask.
+
+    Raises:
+        NamedError: ``data-unreadable`` or ``data-size-mismatch``, with the files.
+    """
+    size, mask_size = picture_size(image), picture_size(mask)
+    if size != mask_size:
+        raise NamedError(
+            "data-size-mismatch",
+            f"The image '{image}' is {_readable(size)} pixels, its mask '{mask}' {_readable(mask_size)}.",
+        )
+    return Pair(image, mask, size)
+
+
+def is_missing(file: Path) -> bool:
+    """Whether nothing has this name; False for a link that leads nowhere, and for what may not be looked at."""
+    try:
+        file.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class PictureData(SegmentationData):
+    """Base of the data sets of pictures; a subclass sets ``mask_values`` and says which cases there are.
+
+    The source of a case is the paths of its image and its mask, or None for the mask of a new image.
+
+    Args:
+        in_channels: 1: grey images, colour ones are converted; 3: colour images, grey ones are repeated.
+        white: File value that becomes 1 in the image, such as 4095 for a 12-bit camera; default: 255 for 8-bit files,
+            65535 for 16-bit files, 1 for floating-point files.
+        size: Height and width, in pixels, that images are resized to for the network; masks follow in training.
+            Scores and predicted masks are in each image's own size.
+        preprocess: As of the base class; comes after ``size``.
+        kwargs: Arguments of the base class.
+    """
+
+    mask_values: MaskValues
+    #: Cause and fix of a mask with values that no class has, where a format knows better than its configuration.
+    mask_hint: tuple[str, str] | None = None
+
+    def __init__(
+        self,
+        *,
+        in_channels: Literal[1, 3] = 3,
+        white: float | None = None,
+        size: tuple[int, int] | None = None,
+        preprocess: list[nn.Module] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        resize = [v2.Resize(list(size), antialias=True)] if size else []
+        super().__init__(in_channels=in_channels, preprocess=[*resize, *(preprocess or [])], **kwargs)
+        self.white = white
+
+    @abstractmethod
+    def cases(self, split: Split) -> list[Case]:
+        """Cases of a split, the same list in the same order on every process."""
+
+    def read(self, case: Case) -> tuple[Tensor, Tensor | None]:
+        """Read a pair.
+
+        Returns:
+            The image, float32 [in_channels, H, W] of 0 to 1, and its mask, uint8 [H, W] of class indices and 255
+            (does not count); None for new images.
+
+        Raises:
+            NamedError: ``data-unreadable`` or ``mask-values``, with the file.
+        """
+        image, mask = case.source
+        pixels = read_image(Path(image), self.in_channels, self.white)
+        return pixels, None if mask is None else torch.from_numpy(self.labels(Path(mask)))
+
+    def labels(self, mask: Path) -> npt.NDArray[np.uint8]:
+        """Class indices of a mask file, uint8 [H, W].
+
+        Raises:
+            NamedError: ``data-unreadable`` or ``mask-values``, with the file.
+        """
+        values = read_values(mask, color=self.mask_values.colored)
+        try:
+            return self.mask_values.to_classes(values, mask)
+        except NamedError as error:
+            if self.mask_hint is None:
+                raise
+            raise NamedError(error.identifier, error.what, *self.mask_hint) from error
+
+    def predict_cases(self, path: Path) -> list[Case]:
+        """New images: one file, all pictures of a folder, or those that a pattern matches, in the order of their names.
+
+        Args:
+            path: File, folder, or a pattern with ``*``, ``?`` or ``**``, such as ``scans/**/*.png``.
+
+        Raises:
+            NamedError: ``data-missing`` or ``data-unreadable``, with the file.
+        """
+        files = _inputs(path)
+        for file in files:
+            picture_size(file)
+        return [Case(name, (str(file), None)) for name, file in zip(unique_stems(files), files, strict=True)]
+
+    def write(self, case: Case, mask: Tensor, folder: Path) -> Path:
+        """Write a predicted mask in the values or colours of the user's own masks, under its image's stem.
+
+        PNG, TIFF and BMP images get a mask of the same format, all others PNG. Where the user's masks hold class
+        indices, so does this one, with a palette of class colours to look at.
+
+        Args:
+            case: The case.
+            mask: Class indices, uint8 [H, W], in the image's size.
+            folder: Existing folder.
+
+        Returns:
+            The file written.
+
+        Raises:
+            NamedError: ``config``: the mask could take its image's place.
+        """
+        source = Path(case.source[0])
+        if folder.samefile(source.parent):
+            raise NamedError(
+                "config",
+                f"Masks would be written into the folder of their images, '{folder}'.",
+                cause="A mask has its image's name.",
+                fix="Choose another folder with --out.",
+            )
+        values, palette = self.mask_values.to_values(mask.cpu().numpy(), self.writes_white())
+        suffix = source.suffix
+        if suffix.lower() not in _LOSSLESS or (suffix.lower() == ".bmp" and values.itemsize > 1):
+            suffix = ".png"
+        file = folder / f"{case.name}{suffix}"
+        write_values(file, values, palette)
+        return file
+
+    def writes_white(self) -> bool:
+        """Whether class 1 is written as 255."""
+        return False
+
+    def check_sizes(self, sizes: Mapping[tuple[int, int], str | Path]) -> None:
+        """Refuse training images of several sizes that the transforms do not bring to one, tried on the extreme ones.
+
+        Args:
+            sizes: Height and width to an image of that size.
+
+        Raises:
+            NamedError: ``sizes-differ``, with two images.
+        """
+        if len(sizes) == 1 or self.batch_size == 1:
+            return
+        small, large = (extreme(sizes, key=lambda size: (size[0] * size[1], size)) for extreme in (min, max))
+        if self._shape(small) != self._shape(large):
+            raise NamedError(
+                "sizes-differ",
+                f"'{sizes[small]}' is {_readable(small)} pixels, '{sizes[large]}' {_readable(large)}.",
+                fix="Set data.size: [height, width], or crop to one size in data.augment.",
+            )
+
+    def as_cases(self, split: Split, pairs: Mapping[str, Pair]) -> list[Case]:
+        """Cases of pairs by their names; those of training must fit into one batch.
+
+        Raises:
+            NamedError: ``sizes-differ``.
+        """
+        if split == "train":
+            self.check_sizes({pair.size: pair.image for pair in reversed(list(pairs.values()))})
+        return [Case(name, (str(pair.image), str(pair.mask))) for name, pair in pairs.items()]
+
+    def _shape(self, size: tuple[int, int]) -> tuple[int, ...]:
+        sample: dict[str, Any] = {
+            "image": tv_tensors.Image(torch.zeros(self.in_channels, *size)),
+            "mask": tv_tensors.Mask(torch.zeros(size, dtype=torch.uint8)),
+        }
+        with seeded(0):
+            for module in (*self.preprocess, *self.augment):
+                sample = module(sample)
+        return tuple(sample["image"].shape)
+
+
+def _inputs(path: Path) -> list[Path]:
+    """Files that ``data.predict`` names."""
+    try:
+        return list_pictures(path, "data.predict") if stat.S_ISDIR(path.stat().st_mode) else [path]
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not glob.has_magic(str(path)):
+            raise NamedError("data-missing", f"data.predict: '{path}' cannot be read: {error.strerror}.") from error
+    found = (Path(name) for name in sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207  # also absolute
+    files = [file for file in found if file.suffix.lower() in SUFFIXES and not file.is_dir()]
+    if not files:
+        raise NamedError("data-missing", f"data.predict: no picture matches '{path}'.")
+    return files
+
+
+def _readable(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"
