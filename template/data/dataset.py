@@ -110,7 +110,14 @@ class CaseDataset(Dataset[Sample]):
         case = self.cases[index]
         image, mask = self.checked(case)
         sample: Sample = {"image": tv_tensors.Image(image)}
-        if mask is not None and self.augment is not None:
+        if self.augment is not None:
+            if mask is None:
+                raise NamedError(
+                    "data-unpaired",
+                    f"'{case.name}' has no mask.",
+                    cause="read gives None in place of its mask; training needs one.",
+                    fix="Add the mask, or leave the case out of cases().",
+                )
             sample["mask"] = tv_tensors.Mask(mask)
         sample = _transformed(sample, self.preprocess, case, "preprocess")
         if self.augment is not None:
@@ -190,19 +197,40 @@ class CaseDataset(Dataset[Sample]):
 
 
 def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> Sample:
-    shape = list(sample["image"].shape)
     for number, module in enumerate(modules):
+        shape, keys, fitted = list(sample["image"].shape), list(sample), _fit(sample)
+        place = f"data.{key}[{number}], {type(module).__name__},"
         try:
-            sample = module(sample)
+            made: Any = module(sample)
         except NamedError:
             raise
         except Exception as error:
             raise NamedError(
-                "transform",
-                f"data.{key}[{number}], {type(module).__name__}, fails on '{case.name}' of shape {shape}: "
-                f"{_said(error)}.",
+                "transform", f"{place} fails on '{case.name}' of shape {shape}: {_said(error)}."
             ) from error
+        lost = [name for name in keys if not isinstance(made, dict) or not isinstance(made.get(name), Tensor)]
+        if lost:
+            raise NamedError(
+                "transform",
+                f"{place} gives no {' and no '.join(lost)} of '{case.name}' back.",
+                cause="A transform is given a dictionary of image and mask, and gives one back.",
+                fix="Give the changed dictionary back, with all of its keys.",
+            )
+        sample = made
+        if fitted and not _fit(sample):
+            shapes = list(sample["image"].shape), list(sample["mask"].shape)
+            raise NamedError(
+                "transform",
+                f"{place} makes an image of shape {shapes[0]} and a mask of {shapes[1]} out of '{case.name}'.",
+                cause="It changes the image alone, or both in different ways.",
+                fix="Change 'image' and 'mask' alike; the geometry of torchvision.transforms.v2 does.",
+            )
     return sample
+
+
+def _fit(sample: Sample) -> bool:
+    """Whether image and mask, where there is one, have one size."""
+    return "mask" not in sample or sample["mask"].shape == sample["image"].shape[1:]
 
 
 def _said(error: Exception) -> str:

@@ -261,7 +261,16 @@ class SegmentationData(LightningDataModule):
 
     def _listed(self, split: Split) -> list[Case]:
         if split not in self._cases:
-            self._cases[split] = self.cases(split)
+            found: list[Any] = self.cases(split)
+            strange = next((one for one in found if not isinstance(one, Case)), None)
+            if strange is not None:
+                raise NamedError(
+                    "data-unreadable",
+                    f"{type(self).__name__}.cases('{split}') lists a {type(strange).__name__}, and no Case.",
+                    cause="A case has a name, and a source from which read takes what it needs.",
+                    fix="List Case(name, source).",
+                )
+            self._cases[split] = found
         return self._cases[split]
 
     def _dataset(self, cases: Sequence[Case], augment: list[nn.Module] | None) -> CaseDataset:

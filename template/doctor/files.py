@@ -120,6 +120,13 @@ def no_case_is_in_two_splits(rehearsal: Rehearsal) -> Iterator[Finding]:
         [second.name for _, second in same],
     )
     clean = not same
+    for split in SPLITS:
+        times = Counter(case.name for case in rehearsal.data._cases.get(split, ()))
+        twice = [name for name, count in times.items() if count > 1]
+        if twice:
+            clean = False
+            more = f", and so are {listed([repr(name) for name in twice[1:]], SINGLY)}" if twice[1:] else ""
+            yield warning("case-twice", f"'{twice[0]}' is listed {times[twice[0]]} times in {split}{more}.")
     for split in ("val", "test"):
         named = [look for look in seen.of(split) if look.name in names and look.digest != names[look.name].digest]
         # Numbers that begin anew in each folder are no names.

@@ -79,7 +79,8 @@ def transforms(data: SegmentationData) -> nn.ModuleList:
 
 def _readable(rehearsal: Rehearsal, dataset: CaseDataset) -> list[int]:
     """Places of cases that can be read, spread over the training cases."""
-    broken = {look.name for look in survey(rehearsal).looks if look.split == "train" and look.error is not None}
+    looks = [look for look in survey(rehearsal).looks if look.split == "train"]
+    broken = {look.name for look in looks if look.error is not None or look.labels is None}
     return [place for place in spread(len(dataset), 2 * TRIALS) if str(dataset.cases[place].name) not in broken]
 
 

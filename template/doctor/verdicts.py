@@ -16,9 +16,17 @@ from .processes import STACK, Process
 
 #: What follows from another rank's failure.
 _AVALANCHE = ("rank-failed", "rank-gone", "connection-lost", "connection-closed", "collective-timeout", "hang")
-#: What is wrong with a case of the data is told once, by the check that opens all of them.
-_FILES = "data: files"
-_OF_CASES = ("data-unreadable", "image-channels", "data-not-finite", "data-size-mismatch", "mask-values")
+#: What is wrong with a case of the data is told by the checks of the data, and not by all that reads it after them.
+_DATA = "data: "
+_OF_CASES = (
+    "data-unreadable",
+    "data-unpaired",
+    "image-channels",
+    "data-not-finite",
+    "data-size-mismatch",
+    "mask-values",
+    "transform",
+)
 #: Bytes of output that nobody reads.
 _FLOOD = 1_000_000
 
@@ -99,12 +107,12 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
         processes: Number of ranks.
     """
     alone = {one.id for name, one in told if name == SOLO and one.status == "fail"}
-    cases = {one.id for _, one in told if one.check == _FILES and one.id in _OF_CASES}
+    cases = {one.id for _, one in told if one.check.startswith(_DATA) and one.id in _OF_CASES}
     causes = [one for name, one in told if name != SOLO and one.status == "fail" and one.id not in _AVALANCHE]
     kept: list[Finding] = []
     for name, one in told:
         finding = one
-        if one.id in cases and one.check != _FILES:
+        if one.id in cases and not one.check.startswith(_DATA):
             continue
         if name != SOLO and one.status == "fail":
             if one.id in alone or (one.id in _AVALANCHE and (causes or any(one.id == other.id for other in kept))):
@@ -114,7 +122,9 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
                 finding = one._replace(subject=f"On {ranks(sorted(where))}: {one.subject}")
         # What a check has found may end the steps as well.
         told_before = one.check == STEPS and any((one.id, one.subject) == (k.id, k.subject) for k in kept)
-        if finding not in kept and not told_before:
+        # Nor is a failure told by each check that comes upon it.
+        again = any(finding._replace(check=before.check) == before for before in kept if before.status != "pass")
+        if finding not in kept and not told_before and not again:
             kept.append(finding)
     return kept
 

@@ -151,13 +151,62 @@ def test_a_failure_leaves_a_worker_whole(workers: int) -> None:
 
 
 def test_training_images_of_different_sizes_are_named() -> None:
-    def reader(case: Case) -> tuple[Tensor, None]:
-        return torch.zeros(1, 4 + case.source, 6), None
+    def reader(case: Case) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, 4 + case.source, 6), torch.zeros(4 + case.source, 6, dtype=torch.uint8)
 
     failure = collate(dataset(reader, augment=[]).__getitems__([(0, 0), (0, 2)]))
     assert isinstance(failure, NamedError)
     assert failure.identifier == "sizes-differ"
     assert "'case_0' has the shape [1, 4, 6] and 'case_2' [1, 6, 6]" in failure.what
+
+
+def test_training_without_a_mask_is_named() -> None:
+    def reader(case: Case) -> tuple[Tensor, None]:
+        return torch.zeros(1, 4, 6), None
+
+    with pytest.raises(NamedError) as caught:
+        dataset(reader, augment=[])[(0, 1)]
+    assert (caught.value.identifier, caught.value.what) == ("data-unpaired", "'case_1' has no mask.")
+    assert "mask" not in dataset(reader)[1]  # evaluation does without
+
+
+class _Changes(nn.Module):
+    def __init__(self, change: Callable[[dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, sample: dict[str, Any]) -> Any:
+        return self.change(sample)
+
+
+@pytest.mark.parametrize("key", ["preprocess", "augment"])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda sample: None, "gives no image and no mask of 'case_1' back."),
+        (lambda sample: {"image": sample["image"]}, "gives no mask of 'case_1' back."),
+        (lambda sample: {key: sample.pop(key) for key in ("image",)}, "gives no mask of 'case_1' back."),
+        (
+            lambda sample: {**sample, "image": sample["image"][..., 1:]},
+            "makes an image of shape [1, 4, 5] and a mask of [4, 6] out of 'case_1'.",
+        ),
+    ],
+)
+def test_a_transform_that_spoils_a_sample_is_named(key: str, change: Callable[[Any], Any], what: str) -> None:
+    settings: dict[str, Any] = {"augment": [], key: [nn.Identity(), _Changes(change)]}
+    with pytest.raises(NamedError) as caught:
+        dataset(**settings)[(0, 1)]
+    assert (caught.value.identifier, caught.value.what) == ("transform", f"data.{key}[1], _Changes, {what}")
+
+
+def test_what_read_raises_is_told_with_its_line() -> None:
+    def reader(case: Case) -> tuple[Tensor, None]:
+        raise KeyError(case.source)
+
+    with pytest.raises(
+        NamedError, match=r"^'case_1' cannot be read: KeyError: 1, raised at .*test_dataset.py:\d+ reader\."
+    ):
+        dataset(reader)[1]
 
 
 @pytest.mark.parametrize("key", ["preprocess", "augment"])

@@ -15,6 +15,7 @@ from torch import Tensor
 from template.data.dataset import Case
 from template.data.folder import Folder
 from template.data.module import Split
+from template.distributed.faults import NamedError
 from template.doctor import files, samples, survey
 from template.doctor.finding import Finding
 from template.doctor.options import Options
@@ -375,11 +376,22 @@ def test_a_data_set_of_loaders_alone_has_no_findings(tmp_path: Path) -> None:
     assert {one.status for one in found} == {"pass"}
 
 
-def test_cases_of_another_type_are_named_once(tmp_path: Path) -> None:
+def test_cases_of_another_type_are_named(tmp_path: Path) -> None:
     class Strings(Shapes):
         def cases(self, split: Split) -> list[Any]:
             return [case.name for case in super().cases(split)]
 
-    found = examine(list(files.CHECKS), tmp_path, data=Strings())
-    assert {one.status for one in found if one.check != "data: files"} == {"warn"}
-    assert found[0].status == "fail"
+    with pytest.raises(NamedError, match=r"^Strings.cases\('train'\) lists a str, and no Case"):
+        examine(list(files.CHECKS), tmp_path, data=Strings())
+
+
+def test_a_case_that_is_listed_twice_is_named(tmp_path: Path) -> None:
+    class Twice(Shapes):
+        def cases(self, split: Split) -> list[Case]:
+            found = super().cases(split)
+            return [*found, *found[1:3]] if split == "val" else found
+
+    (found,) = examine(files.no_case_is_in_two_splits, tmp_path, data=Twice())
+    names = [case.name for case in Shapes().cases("val")]
+    assert (found.id, found.status) == ("case-twice", "warn")
+    assert found.subject == f"'{names[1]}' is listed 2 times in val, and so are '{names[2]}'."

@@ -41,6 +41,18 @@ def test_what_one_process_has_shown_is_not_told_again() -> None:
     assert joined(told, 1) == [alone]
 
 
+def test_a_damaged_case_is_told_by_the_checks_of_the_data_alone() -> None:
+    case = fail("mask-values", "The mask 'a.png' has the value 7.", "data: files")
+    told = [(SOLO, case), (SOLO, fail("mask-values", "The mask 'b.png' has the value 7.", "model: learns"))]
+    assert joined(told, 1) == [case]
+
+
+def test_what_several_checks_come_upon_is_told_by_the_first() -> None:
+    first, second = (fail("batch-form", "A tuple.", check) for check in ("model: output", "model: learns"))
+    other = fail("batch-form", "A list.", "model: learns")
+    assert joined([(SOLO, first), (SOLO, second), (SOLO, other)], 1) == [first, other]
+
+
 def test_what_was_not_checked_is_said() -> None:
     assert "one process alone does not come so far" in not_checked(2, started=False).subject
     assert "4 processes" in not_checked(4, started=True).subject

@@ -62,6 +62,13 @@ DOCTOR: tuple[Fault, ...] = (
         fix="Remove it from one of them: a network that has seen a case in training scores too well on it.",
     ),
     Fault(
+        "case-twice",
+        title="A case is listed twice",
+        cause="Two patterns find the same file, or two files have one name; scores count it twice, and predicted masks, "
+        "which have the case's name, overwrite each other.",
+        fix="List each case once, and give each a name of its own.",
+    ),
+    Fault(
         "values-differ",
         title="Cases differ wildly in their values or spacing",
         cause="They are of another unit, scaling, bit depth or export.",
