@@ -65,6 +65,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 def _undo_layer(layer: nn.Module) -> _Undo:
     before = {name: value for name, value in vars(layer).items() if name not in _TORCHS_OWN}
     values = [*before.values(), *layer._parameters.values(), *layer._buffers.values()]
+    buffers = dict(layer._buffers)
     inside = [step for value in values if (step := _undo_value(value)) is not None]
 
     def undo() -> None:
@@ -72,6 +73,8 @@ def _undo_layer(layer: nn.Module) -> _Undo:
         for name in [name for name in attributes if name not in before and name not in _TORCHS_OWN]:
             del attributes[name]
         attributes.update(before)
+        for name, buffer in buffers.items():  # self.mean = 0.9 * self.mean + … puts another tensor there
+            layer._buffers[name] = buffer
         for step in inside:
             step()
 

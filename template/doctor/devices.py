@@ -136,7 +136,7 @@ class _Watch(TorchDispatchMode):
         place, code = self._origin(stray)
         if self.first is None and place not in self.known and (stray.ndim > 0 or stray.device.type != "cpu"):
             layer = self.layers[-1] if self.layers else ""
-            trained = not code and stray.requires_grad and stray.is_leaf
+            trained = stray.requires_grad and stray.is_leaf and id(stray) not in self._origins
             self.first = _Stray(place, code, stray.device, tuple(stray.shape), layer, trained)
 
     def _followed(self, out: Any, strays: list[Tensor]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..distributed.probe import probe_loss
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
+from .draws import Draws
 from .finding import Finding, check, failure, passed, warning
 from .rehearsal import Rehearsal
 from .sample import FAILS, batches, described, knob, processes, watched
@@ -55,7 +57,9 @@ def buffers_stay(rehearsal: Rehearsal) -> Iterator[Finding]:
         )
     yield from found
     if not found:
-        yield passed(f"{len(calls)} BatchNorm, once a step; {len(first.buffers)} other buffer{'s' * (len(first.buffers) != 1)}")
+        yield passed(
+            f"{len(calls)} BatchNorm, once a step; {len(first.buffers)} other buffer{'s' * (len(first.buffers) != 1)}"
+        )
 
 
 class _Pass(NamedTuple):
@@ -116,6 +120,39 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+@check("model: evaluation", "random-evaluation")
+def evaluation_is_repeatable(rehearsal: Rehearsal) -> Iterator[Finding]:
+    """In eval mode the network gives the same output whatever the state of the random generators."""
+    module, image = rehearsal.module, batches(rehearsal)[0]["image"]
+    if rehearsal.measured.get(FAILS) is not None:
+        return
+    outputs, draws = [], Draws()
+    for seed in (0, 1):
+        with nothing_happened(module), in_evaluation(module), draws:
+            torch.manual_seed(seed)
+            with rehearsal.trainer.precision_plugin.val_step_context():
+                outputs.append(module(image)[0])
+    if _same(outputs[0], outputs[1]):
+        yield passed("the same output twice")
+    else:
+        lines = listed([f"{place} ({code})" for place, code in draws.lines.items()], 3)
+        where = f": random numbers are drawn at {lines}" if lines else ""
+        yield warning("random-evaluation", f"{type(module.net).__name__} gives two outputs of one image{where}.")
+
+
+@contextmanager
+def in_evaluation(module: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; afterwards each layer has its own mode again."""
+    modes = {layer: layer.training for layer in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for layer, training in modes.items():
+            layer.training = training
 
 
 @check("model: batchnorm", "few-values")

@@ -22,7 +22,7 @@ from ..distributed.undo import nothing_happened
 from ..labels import IGNORE_INDEX
 from .devices import one_device
 from .finding import Finding, check, failure, of_error, passed, warning
-from .layers import batchnorm_has_values, buffers_stay, own_buffers
+from .layers import batchnorm_has_values, buffers_stay, evaluation_is_repeatable, own_buffers
 from .rehearsal import Rehearsal
 from .sample import FAILS, NO_GRADIENT, batches, knob
 
@@ -235,5 +235,6 @@ CHECKS = (
     one_device,
     buffers_stay,
     batchnorm_has_values,
+    evaluation_is_repeatable,
     loss_falls,
 )

@@ -83,7 +83,8 @@ def _samples(pair: Pair) -> Finding | None:
             if _differ(seen, many[name], pair.tolerance):
                 by = f", by data.augment ({listed(pair.augment, 3)})" if pair.augment else ""
                 return pair.found(
-                    f"The sample '{name}' of micro-batch {step} is augmented otherwise on {pair.processes} processes{by}.",
+                    f"The sample '{name}' of micro-batch {step} is augmented otherwise on {pair.processes} "
+                    f"processes{by}.",
                     "It draws from a generator of its own, or goes by the worker or the process.",
                     "Draw from torch's, numpy's or Python's global generator, which is seeded for each sample.",
                 )
@@ -112,10 +113,14 @@ def _layers(pair: Pair) -> Finding | None:
             continue
         what = f"{path} ({kind}) gives another output for the sample '{differs[0]}' on {pair.processes} processes."
         if path in pair.one.random:
-            return pair.found(
+            where = f" at {listed(pair.one.lines, 3)}" if pair.one.lines else ""
+            return warning(
+                "parity",
                 what,
-                "It draws random numbers, which another number of processes draws in another order.",
-                "Draw them in data.augment, where they belong to the sample, or take it as noise.",
+                f"Random numbers are drawn{where}, by each process in its own order. What comes after it was not "
+                "compared.",
+                "Use nn.Dropout, which is known to be noise, or draw them in data.augment, where they belong to the "
+                "sample.",
             )
         return pair.found(
             what,
@@ -171,9 +176,9 @@ def _weights(pair: Pair) -> Finding | None:
         what = f"After the last step {found[1]} is {found[0]:.1e} apart (relative); it is the worst one."
     return pair.found(
         f"{what} The first step was the same.",
-        "Something beside the gradients changes the weights or buffers by rank: an update in forward, a callback, or "
-        "statistics of a process's own share.",
-        "Do it on all ranks from the same values.",
+        "Something beside the gradients changes the weights or buffers by rank (an update in forward, a callback, "
+        "statistics of a process's own share), or the loss is a mean over shares of slightly different sizes.",
+        f"Do it on all ranks from the same values, and divide the loss by sums over all processes ({_SUM}).",
     )
 
 

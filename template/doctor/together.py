@@ -60,7 +60,7 @@ def train(plan: Plan, folder: Path, teller: Teller) -> None:
     measured["step_seconds"] = seen[0].step_seconds
     rehearsal = rehearsal_of(cli, plan, measured)
     if first:
-        teller.run(checks.TOGETHER, Together(rehearsal, seen))
+        teller.run(checks.TOGETHER, Together(rehearsal, seen, exchange.fresh))
         teller.run(checks.LATE, rehearsal)
     dist.barrier()
     _compare(plan, folder, teller, first)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,7 +16,9 @@ from torch.optim import Optimizer
 from ..distributed.agreement import gathered
 from ..distributed.differences import dropout_off
 from ..distributed.undo import nothing_happened
+from .draws import Draws
 
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 #: Sum and norm of a tensor.
 Print = tuple[float, float]
 
@@ -32,6 +36,7 @@ class Trace:
         gradients: Of the first optimizer step, float64, on the CPU.
         weights: After the last one; buffers of numbers too.
         random: Layers whose output is another when the same samples are given once more.
+        lines: Of the user's code, that draw random numbers for it.
     """
 
     samples: list[dict[str, Print]] = field(default_factory=list)
@@ -41,6 +46,7 @@ class Trace:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     random: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
 
 class Tracer(Callback):
@@ -56,11 +62,15 @@ class Tracer(Callback):
         self.trace = Trace()
         self.twice = twice
         self._hooks: list[Any] = []
+        self._patches: list[Any] = []
         self._names: list[str] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Switch dropout off before the strategy makes its discarded step."""
         dropout_off(pl_module)
+        for name in _DROPOUTS:
+            self._patches.append(mock.patch.object(F, name, _same))
+            self._patches[-1].start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Look at the samples, and at the first forward pass."""
@@ -69,10 +79,10 @@ class Tracer(Callback):
         if batch_idx:
             return
         if self.twice:
-            self.trace.random = _drawing(pl_module, batch)
+            self.trace.random, self.trace.lines = _drawing(pl_module, batch)
         for path, layer in _leaves(pl_module):
             self._hooks.append(layer.register_forward_hook(self._recorder(path, self.trace.layers)))
-            self.trace.classes[path] = type(layer).__name__
+            self.trace.classes[path] = getattr(layer, "plain_class", type(layer)).__name__
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -95,6 +105,8 @@ class Tracer(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the weights, and join what the ranks have seen."""
+        while self._patches:
+            self._patches.pop().stop()
         values = {**dict(pl_module.named_parameters()), **dict(pl_module.named_buffers())}
         self.trace.weights = {
             name: value.detach().double().cpu().clone()
@@ -145,9 +157,15 @@ def _leaves(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"net.{path}" if path else "net", one) for path, one in net.named_modules() if not any(one.children())]
 
 
-def _drawing(module: Any, batch: Any) -> list[str]:
-    """Layers that give other outputs for the same samples under another seed, in the order of the forward pass."""
+def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In place of dropout."""
+    return x
+
+
+def _drawing(module: Any, batch: Any) -> tuple[list[str], list[str]]:
+    """Layers that give other outputs for the same samples under another seed, and the lines that draw the numbers."""
     seen: list[dict[str, Print]] = []
+    draws = Draws()
     for seed in (0, 1):
         prints: dict[str, Print] = {}
         seen.append(prints)
@@ -160,7 +178,7 @@ def _drawing(module: Any, batch: Any) -> list[str]:
             return hook
 
         hooks = [layer.register_forward_hook(record(path)) for path, layer in _leaves(module)]
-        with nothing_happened(module), torch.no_grad():
+        with nothing_happened(module), torch.no_grad(), draws:
             torch.manual_seed(seed)
             try:
                 module.training_loss(batch)
@@ -168,4 +186,4 @@ def _drawing(module: Any, batch: Any) -> list[str]:
                 for one in hooks:
                     one.remove()
     first, second = seen
-    return [path for path, one in first.items() if second.get(path) != one]
+    return [path for path, one in first.items() if second.get(path) != one], list(draws.lines)

@@ -29,6 +29,9 @@ _OF_CASES = (
 )
 #: Bytes of output that nobody reads.
 _FLOOD = 1_000_000
+#: Identifiers that different faults share.
+_ANY = ("exception", "config")
+_RANK = re.compile(r"\brank \d+\b")
 
 
 def hanging(process: Process, seconds: float) -> Finding:
@@ -110,6 +113,7 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
     cases = {one.id for _, one in told if one.check.startswith(_DATA) and one.id in _OF_CASES}
     causes = [one for name, one in told if name != SOLO and one.status == "fail" and one.id not in _AVALANCHE]
     kept: list[Finding] = []
+    steps: list[Finding] = []
     for name, one in told:
         finding = one
         if one.id in cases and not one.check.startswith(_DATA):
@@ -117,16 +121,36 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
         if name != SOLO and one.status == "fail":
             if one.id in alone or (one.id in _AVALANCHE and (causes or any(one.id == other.id for other in kept))):
                 continue
-            where = [int(other.removeprefix("rank ")) for other, same in told if same == one and other != SOLO]
-            if one.check == STEPS and len(where) < processes:
-                finding = one._replace(subject=f"On {ranks(sorted(where))}: {one.subject}")
+            if one.check == STEPS:
+                if any(_alike(one, before) for before in steps):
+                    continue
+                steps.append(one)
+                finding = _placed(one, told, processes)
         # What a check has found may end the steps as well.
-        told_before = one.check == STEPS and any((one.id, one.subject) == (k.id, k.subject) for k in kept)
+        told_before = one.check == STEPS and any(
+            one.id == before.id and (before.subject == one.subject or (before.status == "fail" and one.id not in _ANY))
+            for before in kept
+            if before.check != STEPS
+        )
         # Nor is a failure told by each check that comes upon it.
         again = any(finding._replace(check=before.check) == before for before in kept if before.status != "pass")
         if finding not in kept and not told_before and not again:
             kept.append(finding)
     return kept
+
+
+def _placed(one: Finding, told: Sequence[tuple[str, Finding]], processes: int) -> Finding:
+    """A finding with the ranks that have told it."""
+    same = {int(name.removeprefix("rank ")): other for name, other in told if name != SOLO and _alike(one, other)}
+    where = "all ranks" if len(same) == processes else ranks(sorted(same))
+    if any(other != one for other in same.values()):  # each speaks of itself
+        return one._replace(subject=_RANK.sub(where, one.subject))
+    return one if len(same) == processes else one._replace(subject=f"On {where}: {one.subject}")
+
+
+def _alike(one: Finding, other: Finding) -> bool:
+    """Whether two ranks tell the same, but for their own numbers."""
+    return (one.check, one.id, _RANK.sub("", one.subject)) == (other.check, other.id, _RANK.sub("", other.subject))
 
 
 def _who(process: Process) -> str:

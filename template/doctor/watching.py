@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import resource
 import statistics
 import sys
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 from torch.optim import Optimizer
 
 from ..callbacks.sentinel import checksum
@@ -74,6 +77,7 @@ class Exchange(Callback):
         weights: Of each parameter after the step.
         metrics: What the validation has logged.
         unused: Parameters that get no gradient, over all ranks.
+        fresh: The network before anything is trained, on the CPU; None where it cannot be copied.
         memory: Bytes: the largest of the GPU, or by which the process has grown since the start of the fit.
     """
 
@@ -83,10 +87,14 @@ class Exchange(Callback):
         self.metrics: dict[str, float] = {}
         self.unused: list[Unused] = []
         self.memory = 0
+        self.fresh: nn.Module | None = None
         self._at_start = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the memory before."""
+        """Take the memory before, and on rank 0 a copy of the network: the strategy has not changed it yet."""
+        if trainer.is_global_zero:
+            with contextlib.suppress(Exception):  # a lock, an open file, whatever a network may hold
+                self.fresh = copy.deepcopy(getattr(pl_module, "net", pl_module)).cpu()
         self._at_start = _held()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -32,12 +32,14 @@ class Remembers(nn.Module):
         self.numbers = np.random.default_rng(1)
         self.dice = random.Random(1)
         self.hidden = [nn.Linear(3, 3).requires_grad_(False)]
+        self.register_buffer("mean", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.seen.append(self.calls)
         self.named["b"] = self.calls
         self.new = x
+        self.mean = 0.9 * self.mean + 1  # another tensor, in the place of the buffer
         with torch.no_grad():
             self.plain += 1
             self.layer.weight += 1

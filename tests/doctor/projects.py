@@ -15,6 +15,8 @@ from template.doctor.finding import Finding
 from template.doctor.options import Options
 from tests.doctor.clinic import diagnose
 
+#: What depends on how busy this machine is, as networks so small take no time at all.
+_BY_THE_CLOCK = ("slow-data", "slow-exchange")
 FOLDER = Path(__file__).parent / "projects"
 
 
@@ -79,7 +81,8 @@ def found(project: Project, broken: bool, folder: Path) -> list[Finding]:
             if made is not None:
                 held.callback(made.close)
         overlay, environ = (project.broken, project.environ) if broken else (project.healthy, {})
-        return diagnose(overlay, folder, project.processes, Options(timeout=project.timeout), environ)
+        findings = diagnose(overlay, folder, project.processes, Options(timeout=project.timeout), environ)
+    return [one for one in findings if one.id not in _BY_THE_CLOCK or one.id == project.says["id"]]
 
 
 def laid_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_equal_runs_pass_with_their_distance() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"samples": [{"a": (1.0, 2.0), "z": (3.0, 4.0)}, {}]}, ["Micro-batch 0", "other samples", "b are missing"]),
+        ({"samples": [{"a": (1.0, 2.0), "z": (3.0, 4.0)}, {}]}, ["Micro-batch 0", "other samples", "b is missing"]),
         (
             {"samples": [trace().samples[0], {"c": (5.0, 6.0), "d": (7.0, 8.1)}]},
             ["The sample 'd' of micro-batch 1", "augmented"],
@@ -84,8 +84,9 @@ def test_gradients_of_rounding_alone_and_what_moves_by_them_do_not_count() -> No
 
 def test_a_layer_that_draws_random_numbers_is_told_so() -> None:
     layers = {**trace().layers, "net.conv": {"a": (1.0, 1.0), "b": (2.5, 2.0)}}
-    found = compared(trace(layers=layers), trace(random=["net.conv"]))
-    assert "random numbers" in found.cause
+    found = compared(trace(layers=layers), trace(random=["net.conv"], lines=["net.py:5 forward"]))
+    assert found.status == "warn"
+    assert "Random numbers are drawn at net.py:5 forward" in found.cause
 
 
 def test_float32_is_looked_at_less_closely() -> None:

@@ -27,6 +27,23 @@ def test_what_all_ranks_say_is_said_once_and_what_some_say_with_their_names() ->
     assert joined(told, 2) == [same, alone._replace(subject="On rank 1: ValueError: no liver here.")]
 
 
+def test_what_all_ranks_say_each_of_itself_is_said_once() -> None:
+    told = [(f"rank {n}", fail("ready-twice", f"net.body is ready twice on rank {n}.")) for n in (1, 0)]
+    assert [one.subject for one in joined(told, 2)] == ["net.body is ready twice on all ranks."]
+    assert [one.subject for one in joined(told, 3)] == ["net.body is ready twice on ranks 0 and 1."]
+    # Ranks that a finding holds against each other stay.
+    same = fail("monitor-differs", "val/a is 1 on rank 0, 2 on rank 1.")
+    assert joined([("rank 0", same), ("rank 1", same)], 2) == [same]
+
+
+def test_what_a_check_has_found_is_not_told_once_more_by_the_steps() -> None:
+    found, step = fail("network-output", "For 2 images.", "model: output"), fail("network-output", "For 4 images.")
+    assert joined([(SOLO, found), (SOLO, step)], 1) == [found]
+    # All that a user's own code may raise has this identifier.
+    read, other = fail("exception", "In read.", "data: shares"), fail("exception", "In forward.")
+    assert joined([(SOLO, read), (SOLO, other)], 1) == [read, other]
+
+
 def test_the_first_cause_stays_and_the_avalanche_goes() -> None:
     cause = fail("exception", "ValueError: no liver here.")
     told = [("rank 0", fail("rank-failed")), ("rank 1", cause), ("rank 2", fail("connection-closed"))]

@@ -102,6 +102,12 @@ DOCTOR: tuple[Fault, ...] = (
         "them by (seed, epoch, sample).",
     ),
     Fault(
+        "random-evaluation",
+        title="Evaluation gives another result each time",
+        cause="Random numbers are drawn in eval mode too, by dropout or noise that nothing switches off.",
+        fix="Draw them in training alone: F.dropout(x, p, training=self.training), or an nn.Dropout layer.",
+    ),
+    Fault(
         "no-augmentation",
         title="data.augment changes nothing",
         cause="Its strengths or probabilities are 0, or it draws the same numbers in each call.",

@@ -1,21 +1,19 @@
 import os
 
-from torch import nn
-
 from template.models.losses import CrossEntropyDice
 
 
 class Broken(CrossEntropyDice):
-    """Divides by a number of objects that is 0 on rank 1."""
+    """Gives NaN on rank 1, as a division by the number of objects in an empty share would."""
 
-    def count(self):
-        return 1 - int(os.environ["RANK"])
+    def is_empty(self):
+        return os.environ["RANK"] == "1"
 
     def forward(self, logits, target):
         loss = super().forward(logits, target)
-        return loss + 0 * loss / self.count() if self.count() else loss * float("nan")
+        return loss * float("nan") if self.is_empty() else loss
 
 
 class Healthy(Broken):
-    def count(self):
-        return 1
+    def is_empty(self):
+        return False
