@@ -52,7 +52,11 @@ def plan_batches(num_samples: int, batch_size: int, world_size: int, accumulatio
         )
     steps, dropped = divmod(num_samples, batch_size)
     if steps == 0:
+        none = num_samples == 0
         raise NamedError(
-            "too-few-samples", f"There are {num_samples} training samples for a global batch of {batch_size}."
+            "too-few-samples",
+            f"There are {num_samples or 'no'} training samples for a global batch of {batch_size}.",
+            cause="cases('train') lists none." if none else None,
+            fix="Look at the folder or the pattern that they are found by." if none else None,
         )
     return BatchPlan(batch_size, world_size, batch_size // unit, accumulation, steps, dropped)
