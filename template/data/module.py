@@ -163,6 +163,17 @@ class SegmentationData(LightningDataModule):
         picture: Tensor = scaled[:3] if len(scaled) >= 3 else scaled[:1].expand(3, -1, -1)
         return picture
 
+    def draw(self, case: Case) -> Case:
+        """Choose what of a training case is read in this epoch, from the global generators; the case itself here."""
+        return case
+
+    def channels_of(self, training: bool) -> int:
+        """Channels of what :meth:`read` gives in training and in evaluation: ``in_channels`` here."""
+        return self.in_channels
+
+    #: Whether evaluation takes cases one by one, as they are too large for batches.
+    one_by_one = False
+
     # What they share -----------------------------------------------------------------------------------------------
 
     @property
@@ -235,7 +246,10 @@ class SegmentationData(LightningDataModule):
             raise batch
         if not any(map(self._is_own, _LOADERS.values())):
             return batch
-        stage = str(self._trainer().state.stage.value)
+        running = self._trainer().state.stage
+        if running is None:  # a look at a batch of probe_batch after the run
+            return batch
+        stage = str(running.value)
         if not self._is_own(_LOADERS[stage]):
             return batch
         loader = f"{type(self).__name__}.{_LOADERS[stage]}"
@@ -278,15 +292,17 @@ class SegmentationData(LightningDataModule):
             cases,
             self.read,
             classes=self.classes,
-            in_channels=self.in_channels,
+            in_channels=self.channels_of(training=augment is not None),
             preprocess=self.preprocess,
             augment=augment,
             seed=self._seed(),
+            draw=self.draw,
         )
 
     def _evaluation_loader(self, cases: Sequence[Case]) -> DataLoader[Any]:
         trainer = self._trainer()
-        batch_size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
+        whole = self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches)
+        batch_size = 1 if self.one_by_one else max(1, whole)
         sampler = EvaluationBatchSampler(len(cases), batch_size, trainer.global_rank, trainer.world_size)
         dataset = self._dataset(cases, None)
         return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_by_shape, **self._loader_settings())

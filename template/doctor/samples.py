@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from ..data.dataset import CaseDataset
 from ..data.module import SegmentationData
@@ -143,6 +144,32 @@ def workers_keep_up(rehearsal: Rehearsal) -> Iterator[Finding]:
     yield passed(f"{enough}: {_time(per_sample)} a sample")
 
 
+@check("data: val_dataloader", "shares-differ")
+def own_validation_has_each_case_once(rehearsal: Rehearsal) -> Iterator[Finding]:
+    """A validation loader of the user's own neither repeats nor leaves out cases so that all processes have as many."""
+    loaders: Any = rehearsal.trainer.val_dataloaders
+    if not rehearsal.data._is_own("val_dataloader") or loaders is None:
+        return
+    for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
+        sampler = getattr(loader, "sampler", None)
+        if not isinstance(sampler, DistributedSampler):
+            continue
+        sampled: Any = sampler.dataset
+        number, more = len(sampled), sampler.total_size - len(sampled)
+        if more:
+            yield warning(
+                "shares-differ",
+                f"The DistributedSampler of {type(rehearsal.data).__name__}.val_dataloader "
+                f"{'repeats' if more > 0 else 'leaves out'} {abs(more)} of {number} cases.",
+                cause=f"It gives each of {sampler.num_replicas} processes as many, so the scores depend on how many "
+                "there are.",
+                fix="Leave out val_dataloader, as SegmentationData's has each case once, or give the loader the "
+                "sampler range(rank, number, processes).",
+            )
+        else:
+            yield passed(f"{number} cases, each once, on {sampler.num_replicas} processes")
+
+
 def workers_needed(seconds_per_sample: float, step_seconds: float, samples_per_step: int, processes: int) -> int:
     """Loader workers of each process that make the samples of a step while the step before is computed.
 
@@ -231,4 +258,4 @@ CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (
     samples_are_timed,
 )
 #: Once the time of a step is known.
-LATE_CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (workers_keep_up,)
+LATE_CHECKS: tuple[Callable[[Rehearsal], list[Finding]], ...] = (workers_keep_up, own_validation_has_each_case_once)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
-from template.data.dataset import Case, collate
+from template.data.dataset import Case, collate, collate_by_shape
 from template.doctor import files, samples
 from template.doctor.finding import Finding
 from template.doctor.options import Options
@@ -143,6 +143,34 @@ def test_too_few_workers_are_named(workers: Any, per_sample: float, status: str,
 
 def test_nothing_is_said_of_workers_before_the_steps(tmp_path: Path) -> None:
     assert examine(samples.workers_keep_up, tmp_path) == []
+
+
+class _OwnValidation(Shapes):
+    sampler: Any = None
+
+    def val_dataloader(self) -> Any:
+        dataset = self._dataset(self.cases("val"), None)
+        return DataLoader(dataset, batch_size=2, sampler=self.sampler(dataset), collate_fn=collate_by_shape)
+
+
+@pytest.mark.parametrize(
+    ("processes", "drop", "said"),
+    [
+        (3, False, ("warn", "The DistributedSampler of _OwnValidation.val_dataloader repeats 2 of 4 cases.")),
+        (3, True, ("warn", "The DistributedSampler of _OwnValidation.val_dataloader leaves out 1 of 4 cases.")),
+        (2, False, ("pass", "4 cases, each once, on 2 processes")),
+    ],
+)
+def test_a_validation_sampler_that_repeats_cases_is_named(
+    processes: int, drop: bool, said: tuple[str, str], tmp_path: Path
+) -> None:
+    data = _OwnValidation()
+    data.sampler = lambda dataset: DistributedSampler(dataset, processes, 0, shuffle=False, drop_last=drop)
+    (found,) = examine(samples.own_validation_has_each_case_once, tmp_path, data=data)
+    assert (found.status, found.subject) == said
+    data.sampler = lambda dataset: range(len(dataset))
+    assert examine(samples.own_validation_has_each_case_once, tmp_path, data=data) == []
+    assert examine(samples.own_validation_has_each_case_once, tmp_path) == []
 
 
 def test_a_transform_that_fails_is_named_by_one_check(tmp_path: Path) -> None:
