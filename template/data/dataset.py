@@ -21,6 +21,8 @@ from ..labels import IGNORE_INDEX
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
 Reader = Callable[["Case"], tuple[Tensor, Tensor | None]]
 Sample = dict[str, Any]
+#: Sets the numbers that choose what is read apart from those of the augmentation.
+_DRAW = 1
 
 
 class Case(NamedTuple):
@@ -68,6 +70,8 @@ class CaseDataset(Dataset[Sample]):
         preprocess: Deterministic modules, called on the image and (in training) its mask.
         augment: Random modules; None in evaluation.
         seed: Seed of the run; augmentation draws from (seed, epoch, sample).
+        draw: Chooses, in training, what of a case is read, such as where a patch lies; it draws from the global
+            generators, which are seeded by (seed, epoch, sample) too.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class CaseDataset(Dataset[Sample]):
         preprocess: Sequence[nn.Module],
         augment: Sequence[nn.Module] | None,
         seed: int,
+        draw: Callable[[Case], Case] | None = None,
     ) -> None:
         self.cases = cases
         self.read = read
@@ -88,6 +93,7 @@ class CaseDataset(Dataset[Sample]):
         self.preprocess = preprocess
         self.augment = augment
         self.seed = seed
+        self.draw = draw
 
     def __len__(self) -> int:
         """Number of cases."""
@@ -108,6 +114,9 @@ class CaseDataset(Dataset[Sample]):
         """
         epoch, index = key if isinstance(key, tuple) else (0, key)
         case = self.cases[index]
+        if self.draw is not None and self.augment is not None:
+            with seeded(self.seed, epoch, index, _DRAW):
+                case = self.draw(case)
         image, mask = self.checked(case)
         sample: Sample = {"image": tv_tensors.Image(image)}
         if self.augment is not None:

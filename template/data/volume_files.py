@@ -9,6 +9,9 @@ the file's axes that come closest to these directions. Nothing is resampled by t
 from __future__ import annotations
 
 import zlib
+from collections import Counter
+from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +196,44 @@ def check_same_place(image: Path, of_image: Geometry, mask: Path, of_mask: Geome
 def stem(path: Path) -> str:
     """The name of a file without ``.nii`` or ``.nii.gz``."""
     return next((path.name.removesuffix(suffix) for suffix in SUFFIXES if path.name.endswith(suffix)), path.stem)
+
+
+def list_volumes(path: Path, what: str) -> list[Path]:
+    """NIfTI files: one, those of a folder and its subfolders, or those of a pattern with ``*``, sorted.
+
+    Hidden files are passed over, such as the ``._*`` that macOS leaves in archives.
+
+    Args:
+        path: File, folder or pattern.
+        what: Key of the configuration, for messages.
+
+    Raises:
+        NamedError: ``data-missing``.
+    """
+    if any(sign in str(path) for sign in "*?[") and not path.exists():
+        files = sorted(Path(name) for name in glob(str(path), recursive=True))  # noqa: PTH207 - a pattern with a root
+    elif path.is_dir():
+        files = sorted(file for suffix in SUFFIXES for file in path.rglob(f"*{suffix}"))
+    else:
+        files = [path]
+    files = [file for file in files if not file.name.startswith(".")]
+    if not files:
+        raise NamedError("data-missing", f"{what}: there is no NIfTI file (.nii, .nii.gz) in '{path}'.")
+    return files
+
+
+def unique_names(files: Sequence[Path]) -> list[str]:
+    """Stems, with the folder before it (``a_ct``) and then a number where several files share one."""
+    names: list[str] = []
+    stems = Counter(map(stem, files))
+    for file in files:
+        name = stem(file) if stems[stem(file)] == 1 else f"{file.parent.name}_{stem(file)}"
+        candidate, number = name, 1
+        while candidate in names:
+            number += 1
+            candidate = f"{name}_{number}"
+        names.append(candidate)
+    return names
 
 
 def _load(path: Path) -> Any:

@@ -1,0 +1,131 @@
+"""Volumes, decoded, turned to one orientation and resampled once, and then mapped from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..distributed.faults import NamedError
+from ..labels import IGNORE_INDEX
+from .cache import ArrayCache, key_of
+from .mask_values import MaskValues
+from .resampling import compact, grid_of, resampled
+from .volume_files import Geometry, check_same_place, read_labels, read_volume
+
+#: Labelled voxels of a class that are kept of a volume, to centre patches on.
+_CENTRES = 2000
+
+
+class Volume(NamedTuple):
+    """One volume of a data set.
+
+    Attributes:
+        name: Unique.
+        images: Its files: one, or one for each channel.
+        mask: File of its labels; None where it has none.
+        patient: Whose it is: all volumes of one are in one split. Default: the volume stands for itself.
+    """
+
+    name: str
+    images: tuple[str, ...]
+    mask: str | None = None
+    patient: str = ""
+
+
+class DecodedVolumes:
+    """Images and labels of volumes as arrays.
+
+    Args:
+        cache: Where they are kept.
+        values: What the numbers in masks mean.
+        channels: That every image must have.
+        spacing: Size of a voxel that they are resampled to, in mm; None, or None in a place: left as it is.
+    """
+
+    def __init__(
+        self, cache: ArrayCache, values: MaskValues, channels: int, spacing: Sequence[float | None] | None
+    ) -> None:
+        self.cache = cache
+        self.values = values
+        self.channels = channels
+        self.spacing = spacing
+
+    def image(self, volume: Volume) -> NDArray[Any]:
+        """[C, D, H, W] on the network's grid, mapped: int16 where the file's values are such, else float32."""
+        return self._cached("image", volume, [*volume.images], lambda: self._decoded_image(volume))
+
+    def mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
+        """Labels, uint8 [D, H, W], mapped: on the network's grid, or on the file's."""
+        assert volume.mask is not None
+        kind = "mask" if resample else "truth"
+        return self._cached(kind, volume, [volume.mask], lambda: self._decoded_mask(volume, resample))
+
+    def centres(self, volume: Volume) -> NDArray[np.int32]:
+        """Labelled voxels of each class but the background, int32 [n, 4]: class, and place on the network's grid."""
+        assert volume.mask is not None
+        return self._cached("centres", volume, [volume.mask], lambda: _centres_of(self.mask(volume, resample=True)))
+
+    def _cached(self, kind: str, volume: Volume, files: list[str], make: Any) -> NDArray[Any]:
+        settings = {"kind": kind, "classes": sorted(self.values.meaning.items()), "spacing": self.spacing}
+        keys = [_key(file, tuple(sorted((k, repr(v)) for k, v in settings.items()))) for file in files]
+        return self.cache.get("_".join([kind, *keys])[:200], make)
+
+    def _decoded_image(self, volume: Volume) -> NDArray[Any]:
+        parts, geometry = [], None
+        for file in map(Path, volume.images):
+            voxels, place = read_volume(file)
+            if geometry is not None:
+                check_same_place(Path(volume.images[0]), geometry, file, place)
+            geometry = geometry or place
+            if not np.isfinite(voxels).all():
+                raise NamedError("data-not-finite", f"'{file}' has voxels that are NaN or infinite.")
+            parts.append(voxels)
+        assert geometry is not None
+        image = np.concatenate(parts)
+        self.check_channels(Path(volume.images[0]), len(image))
+        return compact(resampled(image, self.grid(geometry)))
+
+    def _decoded_mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
+        file = Path(str(volume.mask))
+        values, geometry = read_labels(file)
+        labels = self.values.to_classes(values.reshape(len(values), -1), file).reshape(values.shape)
+        return resampled(labels[None], self.grid(geometry))[0] if resample else labels
+
+    def grid(self, geometry: Geometry) -> tuple[int, int, int]:
+        """D, H and W of a volume for the network, after it is resampled."""
+        return grid_of(geometry.size, geometry.spacing, self.spacing)
+
+    def check_channels(self, file: Path, found: int) -> None:
+        """Refuse a file of another number of channels.
+
+        Raises:
+            NamedError: ``image-channels``.
+        """
+        if found != self.channels:
+            raise NamedError(
+                "image-channels",
+                f"'{file}' has {found} channel{'s' * (found != 1)}; data.channels is {self.channels}.",
+                fix="Set data.channels to what the files have.",
+            )
+
+
+@lru_cache(maxsize=100_000)
+def _key(file: str, settings: tuple[tuple[str, str], ...]) -> str:
+    """A file is looked at once by each process."""
+    return key_of(Path(file), **dict(settings))
+
+
+def _centres_of(labels: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Some voxels of each class but the background, the same ones each time."""
+    found = []
+    for label in np.unique(labels):
+        if label not in (0, IGNORE_INDEX):
+            places = np.argwhere(labels == label)
+            chosen = np.random.default_rng(0).permutation(len(places))[:_CENTRES]
+            found.append(np.hstack([np.full((len(chosen), 1), label), places[chosen]]).astype(np.int32))
+    return np.concatenate(found) if found else np.zeros((0, 4), np.int32)
