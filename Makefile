@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PACKAGE := template
-EXTRAS := dev,encoders,medical,notebooks
+EXTRAS := dev,coco,encoders,medical,notebooks
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help

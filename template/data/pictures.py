@@ -198,8 +198,15 @@ class PictureData(SegmentationData):
         """Cases of pairs by their names; those of training must fit into one batch.
 
         Raises:
-            NamedError: ``sizes-differ``.
+            NamedError: ``too-few-samples`` or ``sizes-differ``.
         """
+        if not pairs and split != "val":
+            raise NamedError(
+                "too-few-samples",
+                f"No case is left for the {split} split.",
+                cause="All of them are held out.",
+                fix="Lower data.val_fraction.",
+            )
         if split == "train":
             self.check_sizes({pair.size: pair.image for pair in reversed(list(pairs.values()))})
         return [Case(name, (str(pair.image), str(pair.mask))) for name, pair in pairs.items()]
