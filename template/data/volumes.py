@@ -194,11 +194,19 @@ class VolumeData(SegmentationData):
         Raises:
             NamedError: ``data-missing`` or ``data-unreadable``, with the file.
         """
-        files = list_volumes(path, "data.predict")
+        files = self.new_files(path)
         for file in files:
             self.decoded.check_channels(file, read_header(file)[1])
         names = unique_names(files)
         return [Case(name, Volume(name, (str(file),))) for name, file in zip(names, files, strict=True)]
+
+    def new_files(self, path: Path) -> list[Path]:
+        """Files of new volumes, for ``predict``.
+
+        Raises:
+            NamedError: ``data-missing``.
+        """
+        return list_volumes(path, "data.predict")
 
     def write(self, case: Case, mask: Tensor, folder: Path) -> Path:
         """Write a predicted mask as NIfTI, with affine, shape and orientation of its image, in the masks' values.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -17,6 +18,7 @@ from ..distributed.collectives import local_sums
 from ..distributed.faults import NamedError
 from ..labels import default_regions
 from .finite import LossWatch
+from .inference import Inference
 from .losses import CrossEntropyDice
 from .metrics import MeanLoss, SegmentationScores
 from .misfit import refused_images
@@ -52,6 +54,10 @@ class Segmenter(LightningModule):
         pad_to: Pad images to a multiple of this many pixels, for networks that ask for it (``UNet`` pads itself).
         channels_last: Keep 2D images and weights in channels-last order, which convolutions on CPUs and on tensor
             cores prefer.
+        window: Predict whole images in windows of this size, in pixels. Default: the data's patches, where it trains
+            on such; else each image at once.
+        overlap: Share of a window that the next one covers again.
+        flips: Predict the mean over all flips of the image: 4 times the work in 2D, 8 times in 3D.
     """
 
     def __init__(
@@ -67,6 +73,9 @@ class Segmenter(LightningModule):
         aux_weight: float = 0.5,
         pad_to: int = 1,
         channels_last: bool = True,
+        window: list[int] | None = None,
+        overlap: float = 0.5,
+        flips: bool = False,
     ) -> None:
         super().__init__()
         build = getattr(net, "build", None)
@@ -88,6 +97,7 @@ class Segmenter(LightningModule):
         self.aux_weight = aux_weight
         self.pad_to = pad_to
         self.channels_last = channels_last
+        self.inference = Inference(tuple(window) if window else None, overlap, flips)
         self._accepts_images = False
         self._settings: Settings | None = None
         self._loss_watch = LossWatch()
@@ -98,9 +108,12 @@ class Segmenter(LightningModule):
         trainer: Any = self.trainer
         # Lightning restores a checkpoint before it does this, and would round weights in double precision.
         trainer.precision_plugin.convert_module(self)
-        regions = getattr(getattr(trainer, "datamodule", None), "regions", None)
+        data = getattr(trainer, "datamodule", None)
+        regions = getattr(data, "regions", None)
         if regions is not None:
             self._score_by(regions)
+        window = self.inference.window or getattr(data, "window", None)
+        self.inference = replace(self.inference, window=window, planes=getattr(data, "planes", None))
         if self.channels_last:
             for parameter in self.net.parameters():
                 if parameter.ndim == 4:  # Module.to(memory_format=…) fails on the weights of 3D convolutions
@@ -218,7 +231,7 @@ class Segmenter(LightningModule):
 
     def predict_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
         """Labels of new images, in the size of the images as they are on disk."""
-        return {"prediction": [self._labels(self(group["image"])[0], group["size"][0]) for group in batch]}
+        return {"prediction": [self._labels(group["image"], group["size"][0]) for group in batch]}
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores over all processes."""
@@ -231,17 +244,37 @@ class Segmenter(LightningModule):
     def _evaluate(self, batch: Sequence[Batch], scores: SegmentationScores, mean_loss: MeanLoss) -> Predictions:
         predictions = []
         for group in batch:
-            mask = group["mask"].long()
-            logits = _resize(self(group["image"])[0], mask.shape[1:])
+            images, mask = group["image"], group["mask"]
+            if self.inference.in_slabs(images[0]):
+                pairs = zip(images, mask, strict=True)
+                predictions.append(torch.stack([self._score_slabs(*pair, scores, mean_loss) for pair in pairs]))
+                continue
+            logits = _resize(self(images)[0], mask.shape[1:])
             # Processes hold different numbers of batches, so no collective may run here. The loss is that of each
             # sample alone, which no dealing of the samples to batches and processes can change.
             with local_sums():
-                for one, truth in zip(logits.split(1), mask.split(1), strict=True):
+                for one, truth in zip(logits.split(1), mask.long().split(1), strict=True):
                     mean_loss.update(self.loss(one, truth))
             prediction = logits.argmax(1)
             scores.update(prediction, mask)
             predictions.append(prediction.to(torch.uint8))
         return {"prediction": predictions}
+
+    def _score_slabs(self, image: Tensor, mask: Tensor, scores: SegmentationScores, mean_loss: MeanLoss) -> Tensor:
+        """Score an image part by part; its loss is the mean over the parts, weighted by their size."""
+        labels, total = torch.empty_like(mask, dtype=torch.uint8), mask.new_zeros((), dtype=torch.float64)
+        for start, logits in self.inference.logits(image, mask.shape, self._main_output):
+            planes = slice(start, start + logits.shape[1])
+            labels[planes], truth = logits.max(0).indices.to(torch.uint8), mask[planes]
+            with local_sums():
+                total += self.loss(logits[None], truth[None].long()).double() * (truth.numel() / mask.numel())
+            scores.update(labels[planes], truth)
+        mean_loss.update(total)
+        return labels
+
+    def _main_output(self, images: Tensor) -> Tensor:
+        logits: Tensor = _resize(self(images)[0], images.shape[2:])
+        return logits
 
     def _log_scores(self, stage: str, scores: SegmentationScores, mean_loss: MeanLoss) -> None:
         values = {f"{stage}/loss": mean_loss.compute()}
@@ -255,8 +288,15 @@ class Segmenter(LightningModule):
         self.test_scores = SegmentationScores(self.num_classes, regions)
         self.val_loss, self.test_loss = MeanLoss(), MeanLoss()
 
-    def _labels(self, logits: Tensor, size: Sequence[int]) -> Tensor:
-        return _resize(logits, size).argmax(1).to(torch.uint8)
+    def _labels(self, images: Tensor, size: Sequence[int]) -> Tensor:
+        """Labels uint8 [N, *size]."""
+        if not self.inference.in_slabs(images[0]):
+            return _resize(self(images)[0], size).argmax(1).to(torch.uint8)
+        every = []
+        for image in images:
+            slabs = self.inference.logits(image, size, self._main_output)
+            every.append(torch.cat([logits.max(0).indices.to(torch.uint8) for _, logits in slabs]))
+        return torch.stack(every)
 
     def _first_output(self, image: Tensor) -> Any:
         try:
