@@ -103,7 +103,7 @@ PLACES = {
 }
 
 
-@pytest.mark.case("G7")
+@pytest.mark.case("G7", "F1")
 @pytest.mark.parametrize("name", PLACES)
 def test_a_run_ends_the_same_from_every_checkpoint(name: str, tmp_path: Path) -> None:
     settings, steps = PLACES[name]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doctor.projects import PROJECTS
+
 TESTS = Path(__file__).parents[1]
 
 REPORTS = {
@@ -47,6 +49,18 @@ REPORTS = {
     "E6": "several processes from a notebook",
     "E8": "a script that cannot be started again: changed directory, standard input",
     "E10": "code after the training",
+    # Data
+    "F1": "a resumed run that replays an epoch's order",
+    "F2": "scores of samples that a sampler repeats",
+    "F4": "the same augmentation in each process",
+    "F5": "a random split of each process's own",
+    "F7": "state that only one process sets",
+    "F9": "labels outside of the classes",
+    "F10": "masks of 0 and 255",
+    "F11": "masks in colour, and palettes that are read as grey",
+    "F14": "a number of classes that the network does not have",
+    "F15": "an image and a mask that do not fit, without a file's name",
+    "F17": "volumes: orientation, values, types; fewer samples than a batch",
     # Files
     "G1": "run folders made by several processes at once",
     "G3": "checkpoints that are cut off, empty or missing, and a full disk",
@@ -102,6 +116,9 @@ def marked() -> dict[str, list[str]]:
                 # A name in place of a text would hide from this search.
                 assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}"
                 found.setdefault(str(argument.value), []).append(f"{path.relative_to(TESTS)}:{node.lineno}")
+    for project in PROJECTS:  # each is a test of the doctor's
+        for identifier in project.cases:
+            found.setdefault(identifier, []).append(f"doctor/projects/{project.name}")
     return found
 
 
