@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ..distributed.faults import NamedError
 from ..labels import IGNORE_INDEX
-from .cache import ArrayCache, key_of
+from .cache import ArrayCache
 from .mask_values import MaskValues
 from .resampling import compact, grid_of, resampled
-from .volume_files import Geometry, check_same_place, read_labels, read_volume
+from .volume_files import Geometry, check_same_place
+from .volume_reader import VolumeReader
 
 #: Labelled voxels of a class that are kept of a volume, to centre patches on.
 _CENTRES = 2000
@@ -45,15 +46,22 @@ class DecodedVolumes:
         values: What the numbers in masks mean.
         channels: That every image must have.
         spacing: Size of a voxel that they are resampled to, in mm; None, or None in a place: left as it is.
+        reader: Reads the files.
     """
 
     def __init__(
-        self, cache: ArrayCache, values: MaskValues, channels: int, spacing: Sequence[float | None] | None
+        self,
+        cache: ArrayCache,
+        values: MaskValues,
+        channels: int,
+        spacing: Sequence[float | None] | None,
+        reader: VolumeReader,
     ) -> None:
         self.cache = cache
         self.values = values
         self.channels = channels
         self.spacing = spacing
+        self.reader = reader
 
     def image(self, volume: Volume) -> NDArray[Any]:
         """[C, D, H, W] on the network's grid, mapped: int16 where the file's values are such, else float32."""
@@ -72,27 +80,28 @@ class DecodedVolumes:
 
     def _cached(self, kind: str, volume: Volume, files: list[str], make: Any) -> NDArray[Any]:
         settings = {"kind": kind, "classes": sorted(self.values.meaning.items()), "spacing": self.spacing}
-        keys = [_key(file, tuple(sorted((k, repr(v)) for k, v in settings.items()))) for file in files]
+        keys = [_key(self.reader, file, tuple(sorted((k, repr(v)) for k, v in settings.items()))) for file in files]
         return self.cache.get("_".join([kind, *keys])[:200], make)
 
     def _decoded_image(self, volume: Volume) -> NDArray[Any]:
         parts, geometry = [], None
         for file in map(Path, volume.images):
-            voxels, place = read_volume(file)
+            voxels, place = self.reader.image(file)
             if geometry is not None:
-                check_same_place(Path(volume.images[0]), geometry, file, place)
+                check_same_place(Path(volume.images[0]), geometry, file, place, "channel")
             geometry = geometry or place
             if not np.isfinite(voxels).all():
                 raise NamedError("data-not-finite", f"'{file}' has voxels that are NaN or infinite.")
             parts.append(voxels)
         assert geometry is not None
-        image = np.concatenate(parts)
+        image = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        del parts, voxels  # each as large as the volume
         self.check_channels(Path(volume.images[0]), len(image))
         return compact(resampled(image, self.grid(geometry)))
 
     def _decoded_mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
         file = Path(str(volume.mask))
-        values, geometry = read_labels(file)
+        values, geometry = self.reader.labels(file, Path(volume.images[0]))
         labels = self.values.to_classes(values.reshape(len(values), -1), file).reshape(values.shape)
         return resampled(labels[None], self.grid(geometry))[0] if resample else labels
 
@@ -100,8 +109,25 @@ class DecodedVolumes:
         """D, H and W of a volume for the network, after it is resampled."""
         return grid_of(geometry.size, geometry.spacing, self.spacing)
 
+    def check(self, volume: Volume) -> None:
+        """See from the headers whether a volume has its channels and lies on its mask.
+
+        Raises:
+            NamedError: ``image-channels``, ``data-size-mismatch`` or ``data-geometry``; with a file that is missing or
+                cannot be read.
+        """
+        first, *others = map(Path, volume.images)
+        geometry, channels = self.reader.header(first)
+        for file in others:
+            place, more = self.reader.header(file)
+            check_same_place(first, geometry, file, place, "channel")
+            channels += more
+        self.check_channels(first, channels)
+        if volume.mask is not None:
+            check_same_place(first, geometry, Path(volume.mask), self.reader.mask_geometry(Path(volume.mask), first))
+
     def check_channels(self, file: Path, found: int) -> None:
-        """Refuse a file of another number of channels.
+        """Refuse an image of another number of channels.
 
         Raises:
             NamedError: ``image-channels``.
@@ -115,9 +141,9 @@ class DecodedVolumes:
 
 
 @lru_cache(maxsize=100_000)
-def _key(file: str, settings: tuple[tuple[str, str], ...]) -> str:
+def _key(reader: VolumeReader, file: str, settings: tuple[tuple[str, str], ...]) -> str:
     """A file is looked at once by each process."""
-    return key_of(Path(file), **dict(settings))
+    return reader.key(Path(file), **dict(settings))
 
 
 def _centres_of(labels: NDArray[np.uint8]) -> NDArray[np.int32]:

@@ -65,10 +65,21 @@ class Geometry(NamedTuple):
         back = nibabel.orientations.ornt_transform(nibabel.orientations.axcodes2ornt("RAS"), self._orientation())
         return nibabel.orientations.apply_orientation(ras, back)  # type: ignore[no-any-return]
 
+    @property
+    def program_affine(self) -> NDArray[np.float64]:
+        """float64 [4, 4]: indices along D, H and W to millimetres, RAS+."""
+        width, height = self.size[2], self.size[1]
+        to_ras = np.array([[0, 0, -1, width - 1], [0, -1, 0, height - 1], [1, 0, 0, 0], [0, 0, 0, 1]], np.float64)
+        to_file = need_nibabel().orientations.inv_ornt_aff(self._orientation(), self.shape)
+        return self.affine @ to_file @ to_ras  # type: ignore[no-any-return]
+
     def distance(self, other: Geometry) -> float:
-        """Largest distance of the eight corners of two volumes of one shape, in voxels of the first."""
-        corners = np.array(np.meshgrid(*[(0, n - 1) for n in self.shape], indexing="ij")).reshape(3, -1)
-        apart = (self.affine - other.affine) @ np.vstack([corners, np.ones(corners.shape[1])])
+        """Largest distance of the eight corners of two volumes of one size, in voxels of the first.
+
+        The order of the axes in the files does not matter.
+        """
+        corners = np.array(np.meshgrid(*[(0, n - 1) for n in self.size], indexing="ij")).reshape(3, -1)
+        apart = (self.program_affine - other.program_affine) @ np.vstack([corners, np.ones(corners.shape[1])])
         return float(np.linalg.norm(apart[:3], axis=0).max() / min(self.spacing))
 
     def _orientation(self) -> NDArray[Any]:
@@ -173,22 +184,31 @@ def write_labels(path: Path, labels: NDArray[np.uint8], geometry: Geometry) -> N
     nibabel.save(image, path)
 
 
-def check_same_place(image: Path, of_image: Geometry, mask: Path, of_mask: Geometry) -> None:
-    """Refuse a mask that does not lie on its image.
+def check_same_place(image: Path, of_image: Geometry, mask: Path, of_mask: Geometry, what: str = "mask") -> None:
+    """Refuse a mask that does not lie on its image; their axes may be in other orders.
+
+    Args:
+        image: File of the image.
+        of_image: Its geometry.
+        mask: File of the mask.
+        of_mask: Its geometry.
+        what: ``mask``, or what else has to lie there.
 
     Raises:
         NamedError: ``data-size-mismatch`` or ``data-geometry``, with both files.
     """
-    if of_image.shape != of_mask.shape:
+    if of_image.size != of_mask.size:
+        # Of files with axes in another order the shapes may be the same.
+        sizes = [one.shape if of_image.shape != of_mask.shape else one.size for one in (of_image, of_mask)]
         raise NamedError(
             "data-size-mismatch",
-            f"The image '{image}' has {_times(of_image.shape)} voxels, its mask '{mask}' {_times(of_mask.shape)}.",
+            f"The image '{image}' has {_times(sizes[0])} voxels, its {what} '{mask}' {_times(sizes[1])}.",
         )
     apart = of_image.distance(of_mask)
     if not apart <= TOLERANCE:
         raise NamedError(
             "data-geometry",
-            f"The image '{image}' and its mask '{mask}' lie {apart:.3g} voxels apart: their affine matrices are "
+            f"The image '{image}' and its {what} '{mask}' lie {apart:.3g} voxels apart: their affine matrices are "
             f"{_matrix(of_image)} and {_matrix(of_mask)}.",
         )
 

@@ -20,7 +20,8 @@ from .decoded import DecodedVolumes, Volume
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
 from .splits import Splitter
-from .volume_files import Geometry, check_same_place, list_volumes, read_header, unique_names, write_labels
+from .volume_files import Geometry, list_volumes, unique_names, write_labels
+from .volume_reader import VolumeReader
 
 
 class Slice(NamedTuple):
@@ -107,11 +108,14 @@ class VolumeData(SegmentationData):
         self.patch = tuple(patch)
         self.patches_per_volume = patches_per_volume
         self.foreground = foreground
-        self.values = MaskValues(len(classes), mask_values, None, ignore_index)
         # 0 and 255 are no two classes in a volume, unless mask_values says so.
+        self.values = MaskValues(len(classes), mask_values or {n: n for n in range(len(classes))}, None, ignore_index)
         self.splitter = Splitter(val_fraction, test_fraction, split_seed, folds, fold)
         cache = ArrayCache(Path(cache_dir), 1e9 * cache_gb)
-        self.decoded = DecodedVolumes(cache, self.values, channels, spacing)
+        self.decoded = DecodedVolumes(cache, self.values, channels, spacing, self.reader)
+
+    #: How files are read; a format of other files has its own.
+    reader = VolumeReader()
 
     # What a format says --------------------------------------------------------------------------------------------
 
@@ -164,7 +168,7 @@ class VolumeData(SegmentationData):
         return [
             Case(f"{volume.name}_slice_{k:03d}", Slice(volume, k))
             for volume in volumes
-            for k in range(self.decoded.grid(read_header(Path(volume.images[0]))[0])[0])
+            for k in range(self.decoded.grid(self.reader.header(Path(volume.images[0]))[0])[0])
         ]
 
     def read(self, case: Case) -> tuple[Tensor, Tensor | None]:
@@ -195,10 +199,18 @@ class VolumeData(SegmentationData):
             NamedError: ``data-missing`` or ``data-unreadable``, with the file.
         """
         files = self.new_files(path)
-        for file in files:
-            self.decoded.check_channels(file, read_header(file)[1])
         names = unique_names(files)
-        return [Case(name, Volume(name, (str(file),))) for name, file in zip(names, files, strict=True)]
+        return self.new_cases([Volume(name, (str(file),)) for name, file in zip(names, files, strict=True)])
+
+    def new_cases(self, volumes: list[Volume]) -> list[Case]:
+        """Cases of new volumes, after a look at their headers.
+
+        Raises:
+            NamedError: As :meth:`cases`.
+        """
+        for volume in volumes:
+            self.decoded.check(volume)
+        return [Case(volume.name, volume) for volume in volumes]
 
     def new_files(self, path: Path) -> list[Path]:
         """Files of new volumes, for ``predict``.
@@ -220,6 +232,7 @@ class VolumeData(SegmentationData):
             The file written: ``.nii`` of a ``.nii`` image, else ``.nii.gz``.
         """
         image = Path(case.source.images[0])
+        file = folder / f"{case.name}{'.nii' if image.name.endswith('.nii') else '.nii.gz'}"
         if folder.resolve() == image.resolve().parent:
             raise NamedError(
                 "config",
@@ -227,7 +240,6 @@ class VolumeData(SegmentationData):
                 cause="A mask has its image's name.",
                 fix="Choose another folder with --out.",
             )
-        file = folder / f"{case.name}{'.nii' if image.name.endswith('.nii') else '.nii.gz'}"
         labels = mask.cpu().numpy()
         values, _ = self.values.to_values(labels.reshape(len(labels), -1), two_tone=False)
         write_labels(file, values.reshape(labels.shape), self.geometry(case))
@@ -235,7 +247,7 @@ class VolumeData(SegmentationData):
 
     def geometry(self, case: Case) -> Geometry:
         """Where the voxels of a case's file are."""
-        return read_header(Path(case.source.images[0]))[0]
+        return self.reader.header(Path(case.source.images[0]))[0]
 
     @override
     def spacing(self, case: Case) -> Sequence[float] | None:
@@ -288,12 +300,7 @@ class VolumeData(SegmentationData):
         if not hasattr(self, "_volumes"):
             volumes = self.volumes()
             for volume in volumes:
-                geometry, channels = read_header(Path(volume.images[0]))
-                self.decoded.check_channels(Path(volume.images[0]), channels * len(volume.images))
-                if volume.mask is not None:
-                    check_same_place(
-                        Path(volume.images[0]), geometry, Path(volume.mask), read_header(Path(volume.mask))[0]
-                    )
+                self.decoded.check(volume)
             self._volumes = volumes
         return self._volumes
 
