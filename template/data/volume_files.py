@@ -228,14 +228,19 @@ def list_volumes(path: Path, what: str) -> list[Path]:
         what: Key of the configuration, for messages.
 
     Raises:
-        NamedError: ``data-missing``.
+        NamedError: ``data-missing``, or ``data-unreadable``.
     """
-    if any(sign in str(path) for sign in "*?[") and not path.exists():
-        files = sorted(Path(name) for name in glob(str(path), recursive=True))  # noqa: PTH207 - a pattern with a root
-    elif path.is_dir():
-        files = sorted(file for suffix in SUFFIXES for file in path.rglob(f"*{suffix}"))
-    else:
-        files = [path]
+    try:
+        if any(sign in str(path) for sign in "*?[") and not path.exists():
+            files = sorted(Path(name) for name in glob(str(path), recursive=True))  # noqa: PTH207 - it has a root
+        elif path.is_dir():
+            files = sorted(file for suffix in SUFFIXES for file in path.rglob(f"*{suffix}"))
+        elif path.exists() or path.is_symlink():
+            files = [path]
+        else:
+            raise NamedError("data-missing", f"{what}: '{path}' does not exist.")
+    except OSError as error:
+        raise _unreadable(path, _reason(error)) from error
     files = [file for file in files if not file.name.startswith(".")]
     if not files:
         raise NamedError("data-missing", f"{what}: there is no NIfTI file (.nii, .nii.gz) in '{path}'.")
