@@ -257,7 +257,7 @@ def kilobytes(key):
     return int(next(line for line in open("/proc/self/status") if line.startswith(key)).split()[1])
 
 size, window, new = json.loads(sys.argv[1])
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # several would wait for each other on a busy machine
 slope = torch.tensor([-1.0, 0.0, 1.0]).reshape(3, *[1] * len(size))
 run = lambda windows: windows * slope  # 3 classes: below, (never) at, and above zero
 before = kilobytes("VmRSS")
@@ -282,10 +282,9 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads
 
 @LINUX
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [[400, 512, 512], [512, 512, 400]])
-def test_memory_of_a_large_volume(size: list[int]) -> None:
+def test_memory_of_a_large_volume() -> None:
     # The image is 0.39 GB, and its labels 0.1; all its logits would be 1.17 GB, with their weights 1.56.
-    assert gigabytes(size, [128, 128, 128]) < 1.4
+    assert gigabytes([400, 512, 512], [128, 128, 128]) < 1.4
 
 
 @LINUX
