@@ -82,7 +82,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
         ChildProcessError: A rank ended without a result (killed, crashed).
         TimeoutError: Names the ranks that still ran, with the stack of each.
     """
-    _start_server()
+    start_server()
     context = multiprocessing.get_context("forkserver")
     payload = _pack((function, args))
     deadline = time.monotonic() + timeout
@@ -111,7 +111,10 @@ def server_processes() -> set[int]:
     return {pid for owner, name in known if (pid := getattr(owner, name, None)) is not None}
 
 
-def _start_server() -> None:
+def start_server() -> None:
+    """Start the server, unless it runs; several threads may call :func:`run_ranks` after it."""
+    if forkserver._forkserver._forkserver_pid is not None:  # type: ignore[attr-defined]
+        return
     # The package's modules that the collected tests use are cheap to import, but not free.
     package = sorted(name for name in sys.modules if name.split(".")[0] == "template" and "__main__" not in name)
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, *package])

@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.ranks import _start_server
+from tests.ranks import start_server
 from tests.test_launchers import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +137,7 @@ def start(world_size: int, arguments: list[str], folder: Path, kill_at: str = ""
     """Start the program; its ranks and all their children form one process group, led by rank 0."""
     import template.cli  # noqa: F401  # the server imports what this process has
 
-    _start_server()
+    start_server()
     context = multiprocessing.get_context("forkserver")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TORCHELASTIC"))},

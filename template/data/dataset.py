@@ -283,4 +283,9 @@ def collate_by_shape(samples: list[Sample] | NamedError) -> list[Sample] | Named
 
 def _stack(samples: list[Sample]) -> Sample:
     columns = {name: [sample[name] for sample in samples] for name in samples[0]}
-    return {name: torch.stack(column) if name in ("image", "mask") else column for name, column in columns.items()}
+    return {name: _joined(column) if name in ("image", "mask") else column for name, column in columns.items()}
+
+
+def _joined(column: list[Tensor]) -> Tensor:
+    """A batch of one takes no copy, which of a volume may be large."""
+    return torch.stack(column) if len(column) > 1 else column[0][None]

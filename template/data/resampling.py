@@ -48,6 +48,9 @@ def resampled(volume: NDArray[Any], size: Sequence[int]) -> NDArray[Any]:
 def compact(image: NDArray[np.float32]) -> NDArray[Any]:
     """The image as int16, half the size, where all its values are such whole numbers; else as it is."""
     limits = np.iinfo(np.int16)
-    if image.min() >= limits.min and image.max() <= limits.max and np.array_equal(image, np.rint(image)):
+    if image.min() < limits.min or image.max() > limits.max:
+        return image
+    # Plane by plane: a copy of the whole would take as much memory again.
+    if all(np.array_equal(plane, np.rint(plane)) for channel in image for plane in channel):
         return image.astype(np.int16)
     return image
