@@ -64,8 +64,8 @@ DOCTOR: tuple[Fault, ...] = (
     Fault(
         "case-twice",
         title="A case is listed twice",
-        cause="Two patterns find the same file, or two files have one name; scores count it twice, and predicted masks, "
-        "which have the case's name, overwrite each other.",
+        cause="Two patterns find the same file, or two files have one name; scores count it twice, and predicted "
+        "masks, which have the case's name, overwrite each other.",
         fix="List each case once, and give each a name of its own.",
     ),
     Fault(
