@@ -22,6 +22,7 @@ from typing_extensions import override
 from . import callbacks, data, models
 from .callbacks.accurate_batchnorm import AccurateBatchNorm
 from .callbacks.agreement import Agreement
+from .callbacks.case_scores import CaseScores
 from .callbacks.checkpoint import RankZeroCheckpoint
 from .callbacks.checkpoint_io import AtomicCheckpointIO, continues
 from .callbacks.heartbeats import Heartbeats
@@ -308,13 +309,12 @@ class SegmentationCLI(LightningCLI):
         if self.subcommand == "fit":
             callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), ThawedLayers(), self._stop]
             callbacks += [DivergenceSentinel(0)] if not any(isinstance(c, DivergenceSentinel) for c in user) else []
-            if config.logger is not False and not config.fast_dev_run:
-                callbacks += [LearningRateMonitor()]
+            callbacks += [LearningRateMonitor()] if config.logger is not False and not config.fast_dev_run else []
         if self.subcommand == "predict":
-            out = self._get(self.config, "out")
-            callbacks += [PredictionWriter(Path(out) if out else self.place.verb)]
+            callbacks += [PredictionWriter(Path(self._get(self.config, "out") or self.place.verb))]
         else:
-            callbacks += [ScoreTable(self.place.verb)]
+            scores = [CaseScores(self.place.verb)] if self.subcommand == "test" else []
+            callbacks += [*scores, ScoreTable(self.place.verb)]
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in user):
             callbacks += [progress_bar()]
         return callbacks

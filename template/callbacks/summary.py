@@ -21,6 +21,7 @@ from ..console import make_console
 from ..distributed.differences import differences
 from ..distributed.faults import NamedError
 from ..distributed.heartbeat import short
+from .case_scores import CaseSummary, summary_of
 from .checkpoint import keeper_of
 
 SCORES_FILE = "scores.json"
@@ -85,6 +86,7 @@ class _Report(NamedTuple):
     scores: dict[str, float]
     epochs: int | None = None  # trained when the scores were taken
     baseline: Mapping[str, float] | None = None
+    cases: CaseSummary | None = None
     checkpoint: str = ""
 
 
@@ -92,7 +94,7 @@ class ScoreTable(Callback):
     """Prints scores as a table when a verb ends, and writes them to ``scores.json``; on rank 0.
 
     A fit ends with the scores of its best validation and the path of the best checkpoint, a test with the data
-    set's baseline beside the network's Dice.
+    set's baseline beside the network's Dice, and the means over its cases.
 
     Args:
         folder: The verb's folder.
@@ -138,6 +140,9 @@ class ScoreTable(Callback):
             console.print(_title(report, trainer.datamodule), style="bold")  # type: ignore[attr-defined]  # set by the verb
             console.print(_table(report))
             self._write(report)
+        if found := summary_of(trainer) if stage == "test" else None:
+            for line in found[0].told(found[1]):
+                console.print(Text(line), soft_wrap=True)
         if report.checkpoint:
             label = "best checkpoint" if stage == "fit" else "checkpoint"
             console.print(Text.assemble((f"{label}  ", "bold"), report.checkpoint), soft_wrap=True)
@@ -151,15 +156,19 @@ class ScoreTable(Callback):
         if split is None:
             return None
         baseline = getattr(trainer.datamodule, "baseline", None) if split == "test" else None  # type: ignore[attr-defined]
+        found = summary_of(trainer) if split == "test" else None
         return _Report(
             split,
             _scores_of(trainer, split),
             baseline=baseline() if baseline else None,
+            cases=found[0] if found else None,
             checkpoint=str(trainer.ckpt_path or ""),
         )
 
     def _write(self, report: _Report) -> None:
         content = {key: _plain(value) for key, value in report._asdict().items() if value not in (None, "")}
+        if report.cases is not None:
+            content["cases"] = _plain(report.cases.plain())
         file = self.folder / SCORES_FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -183,8 +192,10 @@ def _title(report: _Report, data: Any) -> str:
 def _table(report: _Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("region")
-    for name in ("Dice", "IoU", *(["baseline Dice"] if report.baseline else [])):
-        table.add_column(name, justify="right")
+    cases = report.cases
+    of_cases = ("case Dice", "case IoU", f"HD95 {cases.length}", f"volume error {cases.size}") if cases else ()
+    for name in ("Dice", "IoU", *(["baseline Dice"] if report.baseline else []), *of_cases):
+        table.add_column(name.rstrip(), justify="right")
 
     regions = [name.removeprefix("dice_") for name in report.scores if name.startswith("dice_")]
     rows = [(region, f"_{region}") for region in regions] + [("mean", "")]
@@ -195,7 +206,12 @@ def _table(report: _Report) -> Table:
         values = [report.scores.get(f"dice{suffix}"), report.scores.get(f"iou{suffix}")]
         if report.baseline:
             values.append(baseline.get(label))
-        table.add_row(label, *(_number(value) for value in values), style="bold" if label == "mean" else None)
+        if cases:
+            values += [cases.means.get(f"{measure}{suffix}") for measure in ("dice", "iou")]
+        cells = [_number(value) for value in values]
+        if cases:
+            cells += [_number(cases.means.get(f"{measure}{suffix}"), 2) for measure in ("hd95", "volume_error")]
+        table.add_row(label, *cells, style="bold" if label == "mean" else None)
     return table
 
 
@@ -204,8 +220,8 @@ def _scores_of(trainer: Trainer, split: str) -> dict[str, float]:
     return {key.removeprefix(f"{split}/"): float(metrics[key]) for key in metrics if key.startswith(f"{split}/")}
 
 
-def _number(value: float | None) -> str:
-    return _MISSING if value is None or math.isnan(value) else f"{value:.4f}"
+def _number(value: float | None, digits: int = 4) -> str:
+    return _MISSING if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _plain(value: Any) -> Any:
