@@ -11,14 +11,20 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
+from ..distributed.agreement import gathered
 from ..distributed.faults import NamedError
 from .drawing import central_slice, overlay
+from .measures import unit_of, write_table
+
+PREDICTIONS_FILE = "predict.csv"
+_BACKGROUND = "background"
 
 
 class PredictionWriter(Callback):
     """Writes a mask and ``<mask's stem>_overlay.png`` for each case that this process predicts.
 
-    A case is dealt to exactly one process, so no two processes write one file.
+    A case is dealt to exactly one process, so no two processes write one file. Rank 0 writes ``predict.csv``: how large
+    each class is in each case.
 
     Args:
         folder: Where to; made if it does not exist.
@@ -27,6 +33,7 @@ class PredictionWriter(Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self._written = 0
+        self._rows: list[dict[str, Any]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the folder before anything is computed.
@@ -34,7 +41,7 @@ class PredictionWriter(Callback):
         Raises:
             NamedError: It cannot be made.
         """
-        self._written = 0
+        self._written, self._rows = 0, []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -65,17 +72,33 @@ class PredictionWriter(Callback):
                     Image.fromarray(picture.permute(1, 2, 0).numpy()).save(_beside(file), compress_level=1)
                 except OSError as error:
                     raise _not_writable(self.folder, error) from error
-                self._written += 1
+                self._rows.append({"case": case.name, "file": file.name, **_sizes(data, case, mask)})
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count what all processes have written together."""
-        written = torch.tensor(self._written, device=pl_module.device)
-        self._written = int(trainer.strategy.reduce(written, reduce_op="sum"))
+        """Put together what all processes have written.
+
+        Raises:
+            NamedError: The table cannot be written.
+        """
+        shares = gathered(self._rows)
+        # Cases are dealt out in turn, so in turn they come back to the order of the data set.
+        rows = [share[place] for place in range(max(map(len, shares))) for share in shares if place < len(share)]
+        self._written = len(rows)
+        if trainer.is_global_zero and rows:
+            write_table(self.folder / PREDICTIONS_FILE, rows, rows[0])
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Say where it is, when the progress bar is gone."""
         if stage == "predict" and trainer.is_global_zero:
             print(f"{self._written} masks and overlays in {self.folder}", flush=True)
+
+
+def _sizes(data: Any, case: Any, mask: Tensor) -> dict[str, Any]:
+    """Volume or area of each class but the background, and its unit."""
+    unit = unit_of(data.spacing(case), mask.ndim)
+    counts = torch.bincount(mask.flatten(), minlength=len(data.classes)).tolist()
+    sizes = {name: counts[label] * unit.factor for label, name in enumerate(data.classes) if name != _BACKGROUND}
+    return {**sizes, "unit": unit.size}
 
 
 def _picture(data: Any, image: Tensor, mask: Tensor) -> Tensor:

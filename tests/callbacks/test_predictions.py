@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,43 @@ def test_each_case_gets_a_mask_and_an_overlay_of_its_size(tmp_path: Path, capsys
     predict(folder, Stripes(test=3))
     names = ["test_0", "test_1", "test_2"]
     assert sorted(file.name for file in folder.iterdir()) == sorted(
-        [f"{name}.png" for name in names] + [f"{name}_overlay.png" for name in names]
+        [f"{name}.png" for name in names] + [f"{name}_overlay.png" for name in names] + ["predict.csv"]
     )
     for name in names:
         assert read(folder / f"{name}.png").tolist() == [[1] * 4 + [0] * 6] * 6
         assert torch.equal(read(folder / f"{name}_overlay.png"), expected_overlay())
     assert capsys.readouterr().out == f"3 masks and overlays in {folder}\n"
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "predict.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_table_says_how_large_each_class_is(tmp_path: Path) -> None:
+    predict(tmp_path, Stripes(test=3))
+    assert table(tmp_path) == [
+        {"case": f"test_{n}", "file": f"test_{n}.png", "stripe": "24", "unit": "pixels"} for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("depth", "spacing", "size", "unit"),
+    [
+        (None, (0.5, 2.5), "30", "mm²"),  # 24 pixels of 1.25 mm²
+        (4, (5.0, 0.5, 2.5), "0.15", "ml"),  # 24 voxels of 6.25 mm³
+        (4, None, "24", "voxels"),
+    ],
+)
+def test_where_the_spacing_is_known_sizes_are_metric(
+    tmp_path: Path, depth: int | None, spacing: Sequence[float] | None, size: str, unit: str
+) -> None:
+    class Spaced(Volumes):
+        def spacing(self, case: Case) -> Sequence[float] | None:
+            return spacing
+
+    predict(tmp_path, Spaced(test=1, depth=depth))
+    assert table(tmp_path) == [{"case": "test_0", "file": "test_0.nii.gz", "stripe": size, "unit": unit}]
 
 
 class Volumes(Stripes):
@@ -63,7 +96,7 @@ def test_a_volume_is_shown_by_its_fullest_slice(tmp_path: Path) -> None:
     data = Volumes(test=1, depth=4)
     predict(tmp_path, data)
     assert data.written == [("test_0", (4, 6, 10))]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["test_0.nii.gz", "test_0_overlay.png"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["predict.csv", "test_0.nii.gz", "test_0_overlay.png"]
     assert torch.equal(read(tmp_path / "test_0_overlay.png"), expected_overlay())
 
 
@@ -91,6 +124,7 @@ def test_two_processes_write_their_own_cases_and_one_counts_them(
     outputs = run_ranks(2, _predict_on_rank, tmp_path)
     assert outputs == [f"3 masks and overlays in {tmp_path}\n", ""]
     assert len(list(tmp_path.glob("test_?.png"))) == len(list(tmp_path.glob("test_?_overlay.png"))) == 3
+    assert [row["case"] for row in table(tmp_path)] == ["test_0", "test_1", "test_2"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
