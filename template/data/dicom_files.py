@@ -299,7 +299,7 @@ def _check_decoder(file: Path, header: Any) -> None:
     syntax = header.file_meta.get("TransferSyntaxUID")
     if syntax is None or not syntax.is_compressed or syntax.is_deflated:
         return
-    from pydicom.pixels.decoders import get_decoder
+    from pydicom.pixels.decoders.base import get_decoder
 
     try:
         available = get_decoder(syntax).is_available
