@@ -10,6 +10,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ..distributed.agreement import gathered
 from ..distributed.faults import NamedError
@@ -105,8 +106,12 @@ def _picture(data: Any, image: Tensor, mask: Tensor) -> Tensor:
     """The overlay, uint8 [3, H, W]; of a volume, the slice with the largest labelled area."""
     if mask.ndim == 3:
         index = central_slice(mask)
-        image, mask = image[:, index], mask[index]
-    return overlay(data.display(image), mask, data.classes)
+        # The image may have been resampled to another grid than its file's, which is the mask's.
+        image, mask = image[:, index * image.shape[1] // len(mask)], mask[index]
+    picture = data.display(image)
+    if picture.shape[1:] != mask.shape:
+        picture = interpolate(picture[None].float(), tuple(mask.shape), mode="bilinear")[0].round().to(torch.uint8)
+    return overlay(picture, mask, data.classes)
 
 
 def _beside(file: Path) -> Path:

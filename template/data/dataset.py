@@ -72,6 +72,7 @@ class CaseDataset(Dataset[Sample]):
         seed: Seed of the run; augmentation draws from (seed, epoch, sample).
         draw: Chooses, in training, what of a case is read, such as where a patch lies; it draws from the global
             generators, which are seeded by (seed, epoch, sample) too.
+        mask_size: Size of a case's mask where it is not that of the image as it is read, else None.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class CaseDataset(Dataset[Sample]):
         augment: Sequence[nn.Module] | None,
         seed: int,
         draw: Callable[[Case], Case] | None = None,
+        mask_size: Callable[[Case], Sequence[int] | None] | None = None,
     ) -> None:
         self.cases = cases
         self.read = read
@@ -94,6 +96,7 @@ class CaseDataset(Dataset[Sample]):
         self.augment = augment
         self.seed = seed
         self.draw = draw
+        self.mask_size = mask_size
 
     def __len__(self) -> int:
         """Number of cases."""
@@ -107,7 +110,7 @@ class CaseDataset(Dataset[Sample]):
 
         Returns:
             ``image`` float32 [C, *S], ``mask`` uint8 [*S] (absent where the case has none), ``case``, and ``size``,
-            the *S of the image as it was read.
+            the *S of its mask, which is that of the image as it was read unless ``mask_size`` says another.
 
         Raises:
             NamedError: The case cannot be read, or does not fit the classes and channels; the message names it.
@@ -136,7 +139,7 @@ class CaseDataset(Dataset[Sample]):
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
             sample["mask"] = mask
         sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
-        return {**sample, "case": case, "size": tuple(image.shape[1:])}
+        return {**sample, "case": case, "size": self._size(image, case)}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Sample] | NamedError:
         """Make the samples of a batch; a named failure is returned, since raising it in a worker loses its parts."""
@@ -186,12 +189,16 @@ class CaseDataset(Dataset[Sample]):
             self._check_mask(image, mask, case)
         return image, mask
 
+    def _size(self, image: Tensor, case: Case) -> tuple[int, ...]:
+        return tuple((self.mask_size(case) if self.mask_size else None) or image.shape[1:])
+
     def _check_mask(self, image: Tensor, mask: Tensor, case: Case) -> None:
-        if mask.shape != image.shape[1:]:
+        size = self._size(image, case)
+        if tuple(mask.shape) != size:
             channels = mask.ndim == image.ndim and mask.shape[1:] == image.shape[1:]
             raise NamedError(
                 "data-size-mismatch",
-                f"The image of '{case.name}' has the size {list(image.shape[1:])}, its mask {list(mask.shape)}.",
+                f"The image of '{case.name}' has the size {list(size)}, its mask {list(mask.shape)}.",
                 cause="A mask has one label for each pixel, and no channels." if channels else None,
                 fix="Give mask[0], or mask.argmax(0) where each class has a channel." if channels else None,
             )

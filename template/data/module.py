@@ -167,6 +167,10 @@ class SegmentationData(LightningDataModule):
         """Choose what of a training case is read in this epoch, from the global generators; the case itself here."""
         return case
 
+    def mask_size(self, case: Case) -> Sequence[int] | None:
+        """Size of a case's mask, and of what ``write`` is given, where it is not the image's as it is read."""
+        return None
+
     def channels_of(self, training: bool) -> int:
         """Channels of what :meth:`read` gives in training and in evaluation: ``in_channels`` here."""
         return self.in_channels
@@ -297,6 +301,7 @@ class SegmentationData(LightningDataModule):
             augment=augment,
             seed=self._seed(),
             draw=self.draw,
+            mask_size=self.mask_size,
         )
 
     def _evaluation_loader(self, cases: Sequence[Case]) -> DataLoader[Any]:

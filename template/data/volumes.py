@@ -255,6 +255,11 @@ class VolumeData(SegmentationData):
         return self.geometry(Case(case.name, getattr(source, "volume", source))).spacing
 
     @override
+    def mask_size(self, case: Case) -> Sequence[int] | None:
+        # Scores and predictions are on the voxels of the files, also where the network sees resampled ones.
+        return self.geometry(case).size if isinstance(case.source, Volume) else None
+
+    @override
     def channels_of(self, training: bool) -> int:
         return self.in_channels if training else self.channels
 
