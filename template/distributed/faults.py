@@ -39,6 +39,11 @@ _FAULTS = (
         "Export the mask again at its image's size.",
     ),
     Fault(
+        "data-geometry",
+        "One of them was flipped, cropped or resampled without the other, or belongs to another image.",
+        "Export both from one program, or resample the mask onto its image.",
+    ),
+    Fault(
         "image-channels",
         "All images of a run need the same number of channels.",
         "Set data.in_channels to what the images have, or convert them.",
@@ -257,6 +262,17 @@ _FAULTS = (
         "not-learning",
         "The gradient that reaches the weights is zero or points elsewhere, or the learning rate does not fit.",
         "Look for detach(), argmax, sign or round between network and loss, and for a learning rate far from 1e-3.",
+    ),
+    Fault(
+        "export-unsupported",
+        "The layer does something that depends on the values in its tensors, or for which the format has no operation.",
+        "Write the layer with torch's own operations, without .item(), numpy or a branch on a tensor's values.",
+    ),
+    Fault(
+        "export-differs",
+        "A layer does in the exported file something else than in the network: it draws random numbers, keeps a state, "
+        "or was traced at a size at which it takes another way.",
+        "Look for such a layer; weights.pt and the network's own code give the right result meanwhile.",
     ),
     Fault(
         "no-run",
