@@ -21,6 +21,8 @@ from .value_types import full_path, members, one_line, public_path
 _PACKAGE = (__package__ or "").partition(".")[0]
 #: Optional dependencies: top-level module to the extra of pyproject.toml that brings it.
 _EXTRAS = {"monai": "medical", "nibabel": "medical", "segmentation_models_pytorch": "encoders", "timm": "encoders"}
+#: Of modules this program has losses and transforms as well, and of callbacks its own parts.
+_MIXED = {"torch.nn.Module", "lightning.Callback"}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -178,8 +180,19 @@ def own_classes(bases: tuple[type, ...]) -> dict[str, type]:
     return {found.__name__: found for found in own if found not in bases}
 
 
+def offered(bases: tuple[type, ...]) -> list[str]:
+    """Short names of this program's own classes below the bases to choose from; none where a list would mislead."""
+    if _MIXED & set(map(public_path, bases)):
+        return []
+    return sorted(name for name, found in own_classes(bases).items() if not _is_unfinished(found))
+
+
+def _is_unfinished(found: type) -> bool:
+    """Whether a class leaves methods to its subclasses, also without Python's metaclass for that."""
+    return any(getattr(getattr(found, name, None), "__isabstractmethod__", False) for name in dir(found))
+
+
 def _example(bases: tuple[type, ...]) -> str:
-    own = sorted(own_classes(bases))
-    # Of modules this program has losses and transforms as well: a list would mislead.
-    names = f"the name of one of this program's own ({', '.join(own)}) or " if 0 < len(own) < 6 else ""
+    own = offered(bases)
+    names = f"the name of one of this program's own ({', '.join(own)}) or " if own else ""
     return f"Give {names}a full path such as package.module.Class."

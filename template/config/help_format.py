@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import DefaultHelpFormatter
 from typing_extensions import override
 
-from .class_paths import own_classes
+from .class_paths import offered
 from .value_types import class_types, expected
 
 _MARKUP = (
@@ -35,8 +35,8 @@ class ShortHelp(DefaultHelpFormatter):
 
     @override
     def _get_help_string(self, action: Action) -> str:
-        own = sorted(own_classes(class_types(getattr(action, "_typehint", None))))
-        names = f", own: {', '.join(own)}" if 0 < len(own) < 6 else ""
+        own = offered(class_types(getattr(action, "_typehint", None)))
+        names = f", own: {', '.join(own)}" if own else ""
         return _plain(re.sub(r", known subclasses: [^()]*(?=\)$)", names, super()._get_help_string(action)))
 
     @override

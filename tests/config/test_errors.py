@@ -56,7 +56,7 @@ COMMAND_LINE = {
     f"{NET} sysconfig.get_path_names": "'sysconfig.get_path_names' does not say what it returns",
     f"{NET} no_such_library.Net": "there is no module 'no_such_library'. Install the library, or put no_such_library.py",
     "--data.class_path Phantm": "data: no SegmentationData has the name 'Phantm'. Did you mean 'Phantom'?",
-    "--data UNet": "data: no SegmentationData has the name 'UNet'. Give the name of one of this program's own (Folder",
+    "--data AdamW": "data: no SegmentationData has the name 'AdamW'. Give the name of one of this program's own (COCO, ",
     "--model.optimizer torch.optim.AdamV": "'torch.optim' has no 'AdamV'. Did you mean 'torch.optim.Adam'?",
     "--model.optimizer Adamw": "model.optimizer: no torch.optim.Optimizer has the name 'Adamw'. Did you mean 'AdamW'?",
     "--model.loss CrossEntropyDise": "model.loss: no torch.nn.Module has the name 'CrossEntropyDise'. Did you mean 'Cro",
