@@ -38,6 +38,7 @@ _VERBS = {
     "validate": "score a checkpoint on the validation cases",
     "test": "score a checkpoint on the test cases",
     "predict": "write masks and overlay pictures of new images (--data.predict PATH --out DIR)",
+    "export": "write the network of a checkpoint for use without this program, torch.export and ONNX (--out DIR)",
     "doctor": "find what would stop a training in several processes, on this machine (doctor --config FILE)",
     "explain": "find the known failures in a log, and what to do about them (explain [FILE] [--json])",
 }
@@ -102,6 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(world: World, arguments: Sequence[str]) -> int:
     """Run a verb here, or, started by hand with several devices, in a process for each of them."""
+    if arguments[0] == "export":
+        from .export import ExportCLI
+
+        ExportCLI(arguments[1:])
+        return 0
     # By the file, not with -m: it is found from any working directory, installed or not.
     command = [__file__, *arguments]
     only_asks = {"-h", "--help", "--print_config"} & {argument.partition("=")[0] for argument in arguments}

@@ -25,6 +25,10 @@ def complete(parser: LightningArgumentParser, verb: str) -> None:
     if verb in ("validate", "test"):
         # ScoreTable shows the scores.
         parser.set_defaults({"verbose": False})
+    if verb == "export":
+        parser.add_argument(
+            "--out", type=str | None, default=None, help="Folder for the exported network; default: the run's folder."
+        )
     if verb == "predict":
         parser.set_defaults({"return_predictions": False})
         parser.add_argument(

@@ -67,7 +67,7 @@ REPORTS = {
     "G4": "a checkpoint that was silently not written",
     "G5": "objects in a checkpoint that plain loading refuses",
     "G7": "resuming inside an epoch",
-    # G9, a checkpoint used without Lightning, is what `export` is for, and comes with it.
+    "G9": "a checkpoint used without Lightning",
     # Configuration
     "H1": "numbers in scientific notation",
     "H3": "a class that does not exist",
