@@ -80,7 +80,8 @@ class DecodedVolumes:
 
     def _cached(self, kind: str, volume: Volume, files: list[str], make: Any) -> NDArray[Any]:
         settings = {"kind": kind, "classes": sorted(self.values.meaning.items()), "spacing": self.spacing}
-        keys = [_key(self.reader, file, tuple(sorted((k, repr(v)) for k, v in settings.items()))) for file in files]
+        told = tuple(sorted((k, repr(v)) for k, v in settings.items()))
+        keys = [_key(self.reader, file, _stamp(file), told) for file in files]
         return self.cache.get("_".join([kind, *keys])[:200], make)
 
     def _decoded_image(self, volume: Volume) -> NDArray[Any]:
@@ -140,9 +141,17 @@ class DecodedVolumes:
             )
 
 
+def _stamp(file: str) -> tuple[int, int]:
+    try:
+        stat = Path(file).stat()
+    except OSError as error:
+        raise NamedError("data-unreadable", f"'{file}' cannot be read: {error.strerror}.") from error
+    return stat.st_size, stat.st_mtime_ns
+
+
 @lru_cache(maxsize=100_000)
-def _key(reader: VolumeReader, file: str, settings: tuple[tuple[str, str], ...]) -> str:
-    """A file is looked at once by each process."""
+def _key(reader: VolumeReader, file: str, stamp: tuple[int, int], settings: tuple[tuple[str, str], ...]) -> str:
+    """A file is looked into once by each process, as long as it stays as it is."""
     return reader.key(Path(file), **dict(settings))
 
 

@@ -105,15 +105,19 @@ def read_voxels(series: Series) -> NDArray[np.float32]:
     Raises:
         NamedError: ``data-unreadable``, with the file.
     """
-    voxels = np.empty(series.geometry.shape, np.float32)
+    voxels: NDArray[np.float32] | None = None
     for number, file in enumerate(series.files):
         slice_ = load(file)
         try:
             # A slope of 0 or an empty one is none.
             slope, intercept = (float(slice_.get(key) or 0) for key in ("RescaleSlope", "RescaleIntercept"))
-            voxels[:, :, number] = slice_.pixel_array.T * np.float32(slope or 1) + np.float32(intercept)
+            pixels = slice_.pixel_array.T * np.float32(slope or 1) + np.float32(intercept)
+            # Not before the first slice is there: a damaged header may ask for any size.
+            voxels = np.empty(series.geometry.shape, np.float32) if voxels is None else voxels
+            voxels[:, :, number] = pixels
         except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, EOFError, OSError, MemoryError) as error:
             raise unreadable(file, _reason(error)) from error
+    assert voxels is not None
     return voxels
 
 

@@ -166,15 +166,18 @@ def dicom_series(
     return folder
 
 
-def dicom(root: Path, cases: int = 5) -> Path:
+def dicom(root: Path, cases: int = 5, name: str = "patient {}/ct") -> Path:
     """Series of patients in ``dicom``, their masks as NIfTI in another order of the axes in ``masks``."""
     for number in range(cases):
         image, labels = body(number)
-        dicom_series(root / "dicom" / f"patient {number}" / "ct", image, patient=f"P{number}")
+        dicom_series(root / "dicom" / name.format(number), image, patient=f"P{number}")
         voxels, affine = oriented(labels, ("RAS", "LAS")[number % 2])
         # The last voxel in RAS+ is the first of the series, which lies at (-7, -12, 100) to the left and the back.
         shift = np.eye(4)
         shift[:2, 3] = np.array([7.0, 12.0]) - np.array([-20.0, -15.0]) - (np.array(image.shape[:2]) - 1)
         (root / "masks").mkdir(exist_ok=True)
-        nibabel.save(nibabel.Nifti1Image(voxels, shift @ affine), root / "masks" / f"patient {number}_ct.nii.gz")
+        nibabel.save(
+            nibabel.Nifti1Image(voxels, shift @ affine),
+            root / "masks" / f"{name.format(number).replace('/', '_')}.nii.gz",
+        )
     return root
