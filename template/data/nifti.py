@@ -95,9 +95,7 @@ class LiTS(VolumeData):
     """
 
     def __init__(self, folder: str, **kwargs: Any) -> None:
-        super().__init__(
-            classes=["background", "liver", "tumour"], regions={"liver": [1, 2], "tumour": [2]}, **kwargs
-        )
+        super().__init__(classes=["background", "liver", "tumour"], regions={"liver": [1, 2], "tumour": [2]}, **kwargs)
         self.folder = Path(folder).expanduser()
 
     def volumes(self) -> list[Volume]:
