@@ -127,7 +127,9 @@ def _survey(rehearsal: Rehearsal) -> Survey:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             unlisted[split] = of_error(error)
-    dataset = {split: data._dataset(listed, None) for split, listed in cases.items()}
+    dataset = {
+        split: data._dataset(listed, data.augment if split == "train" else None) for split, listed in cases.items()
+    }
     queues = _queues(cases, every)
     looks: dict[tuple[int, int], Look] = {}
     end = time.monotonic() + SECONDS
@@ -162,7 +164,9 @@ def _queues(cases: dict[Split, list[Case]], every: bool) -> dict[Split, list[int
 
 def _look(rehearsal: Rehearsal, dataset: CaseDataset, split: Split, case: Case) -> Look:
     try:
-        image, mask = dataset.checked(case)
+        # A patch lies where it is drawn: its middle place alone would not show all that training sees.
+        drawn = dataset.draw(case) if dataset.draw is not None and split == "train" else case
+        image, mask = dataset.checked(drawn)
         return Look(
             split, str(case.name), None, *_values(image), _spacing(rehearsal, case), _labels(mask), _digest(image)
         )
