@@ -9,6 +9,7 @@ import pytest
 
 from template.data.dicom import Dicom
 from template.data.dicom_files import read_series, read_voxels
+from template.distributed.faults import NamedError
 
 from . import volume_sets
 from .refused import cut_off, refused
@@ -114,6 +115,44 @@ def test_slopes_of_their_own_and_other_orders_of_bytes(tmp_path: Path) -> None:
     plain = body(0)[0][::-1, ::-1] + 1024
     for place in range(10):
         assert np.array_equal(voxels[..., place], 2.0 * plain[..., place] + (place * 3) % 10)
+
+
+def test_the_series_that_pydicom_ships_lies_where_nibabel_says() -> None:
+    wrappers = pytest.importorskip("nibabel.nicom.dicomwrappers")
+    folder = Path(pydicom.__file__).parent / "data" / "test_files" / "dicomdirtests" / "98892001" / "CT5N"
+    if not folder.is_dir():
+        pytest.skip("this pydicom ships no such series")
+    series = read_series(folder)
+    voxels = read_voxels(series)
+    assert voxels.shape == (16, 16, 5)
+    for number, file in enumerate(series.files):
+        peer = wrappers.wrapper_from_file(str(file))
+        assert np.array_equal(voxels[..., number].T, peer.get_data())
+        for row, column in ((0, 0), (3, 11), (15, 2)):
+            left_back_head = (peer.affine @ [row, column, 0, 1])[:3]
+            ours = (series.geometry.affine @ [column, row, number, 1])[:3]
+            assert np.allclose(ours, left_back_head * [-1, -1, 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["RLE", "jpeg_ls_lossless", "jp2klossless", "bigendian", "implicit", "expb"])
+def test_what_is_stored_in_another_form_is_the_same(form: str, tmp_path: Path) -> None:
+    """The same slice as pydicom ships it, compressed or in another order of bytes."""
+    shipped = Path(pydicom.__file__).parent / "data" / "test_files"
+    found = []
+    for name in ("MR_small.dcm", f"MR_small_{form}.dcm"):
+        if not (shipped / name).is_file():
+            pytest.skip("this pydicom ships no such file")
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_bytes((shipped / name).read_bytes())
+        try:
+            found.append(read_voxels(read_series(folder)))
+        except NamedError as error:
+            if "no decoder" in error.what:
+                pytest.skip(error.what)
+            raise
+    assert np.array_equal(*found)
+    assert found[0].shape == (64, 64, 1)
 
 
 def test_one_slice_takes_its_thickness_from_the_file(tmp_path: Path) -> None:
