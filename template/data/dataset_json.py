@@ -13,6 +13,10 @@ from ..labels import IGNORE_INDEX
 NAME = "dataset.json"
 
 
+class _TwiceError(Exception):
+    """A key that an object has twice, of which JSON readers silently take the last."""
+
+
 def read_dataset_json(root: Path) -> dict[str, Any]:
     """Read ``dataset.json`` of a data set's folder.
 
@@ -37,11 +41,13 @@ def read_json(file: Path, key: str) -> Any:
         NamedError: ``data-missing`` or ``data-unreadable``, with the file.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))
+        return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_twins)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NamedError("data-missing", f"{key}: '{file}' does not exist.") from error
     except OSError as error:
         raise unreadable(file, str(error.strerror)) from error
+    except _TwiceError as error:
+        raise unreadable(file, f"it has the key '{error}' twice in one place") from error
     except (ValueError, RecursionError) as error:  # of JSON and of UTF-8
         raise unreadable(file, f"it is no JSON in UTF-8 ({str(error)[:100]})") from error
 
@@ -96,6 +102,14 @@ def number_of_channels(root: Path, content: Mapping[str, Any], *keys: str) -> in
         if isinstance(channels, (dict, list)) and channels:
             return len(channels)
     raise unreadable(root / NAME, f"it has no '{keys[0]}', which names the channels")
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+    return found
 
 
 def _whole(value: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -65,24 +66,28 @@ class DecodedVolumes:
 
     def image(self, volume: Volume) -> NDArray[Any]:
         """[C, D, H, W] on the network's grid, mapped: int16 where the file's values are such, else float32."""
-        return self._cached("image", volume, [*volume.images], lambda: self._decoded_image(volume))
+        return self._cached("image", [*volume.images], lambda: self._decoded_image(volume))
 
     def mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
         """Labels, uint8 [D, H, W], mapped: on the network's grid, or on the file's."""
         assert volume.mask is not None
         kind = "mask" if resample else "truth"
-        return self._cached(kind, volume, [volume.mask], lambda: self._decoded_mask(volume, resample))
+        # A DICOM SEG is put onto the grid of its image.
+        files = [volume.mask, volume.images[0]]
+        return self._cached(kind, files, lambda: self._decoded_mask(volume, resample))
 
     def centres(self, volume: Volume) -> NDArray[np.int32]:
         """Labelled voxels of each class but the background, int32 [n, 4]: class, and place on the network's grid."""
         assert volume.mask is not None
-        return self._cached("centres", volume, [volume.mask], lambda: _centres_of(self.mask(volume, resample=True)))
+        files = [volume.mask, volume.images[0]]
+        return self._cached("centres", files, lambda: _centres_of(self.mask(volume, resample=True)))
 
-    def _cached(self, kind: str, volume: Volume, files: list[str], make: Any) -> NDArray[Any]:
+    def _cached(self, kind: str, files: list[str], make: Any) -> NDArray[Any]:
         settings = {"kind": kind, "classes": sorted(self.values.meaning.items()), "spacing": self.spacing}
         told = tuple(sorted((k, repr(v)) for k, v in settings.items()))
         keys = [_key(self.reader, file, _stamp(file), told) for file in files]
-        return self.cache.get("_".join([kind, *keys])[:200], make)
+        # One of all files, however many channels there are: a file's name has 255 bytes.
+        return self.cache.get(f"{kind}_{hashlib.blake2b(''.join(keys).encode(), digest_size=20).hexdigest()}", make)
 
     def _decoded_image(self, volume: Volume) -> NDArray[Any]:
         parts, geometry = [], None

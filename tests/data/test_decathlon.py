@@ -97,7 +97,8 @@ def test_a_dataset_json_that_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("content", "identifier"),
     [(None, "data-missing"), (b"", "data-unreadable"), (b'{"labels": {"0"', "data-unreadable"),
-     (b"\xff\xfe\x00", "data-unreadable"), (b"[1, 2]", "data-unreadable"), (b"[" * 100_000, "data-unreadable")],
+     (b"\xff\xfe\x00", "data-unreadable"), (b"[1, 2]", "data-unreadable"),
+     (b'{"labels": {"0": "a", "1": "b", "1": "c"}}', "data-unreadable"), (b"[" * 100_000, "data-unreadable")],
 )  # fmt: skip
 def test_a_dataset_json_that_cannot_be_read_is_named(content: bytes | None, identifier: str, tmp_path: Path) -> None:
     if content is not None:

@@ -147,3 +147,15 @@ def test_channels_that_do_not_lie_on_each_other_are_named(tmp_path: Path) -> Non
     stored = nibabel.load(file)
     nibabel.save(nibabel.Nifti1Image(np.asanyarray(stored.dataobj), stored.affine + np.diag([0, 0, 1, 0])), file)
     refused("data-geometry", lambda: data(root).cases("train"), "volume-0_0000.nii.gz", "its channel", str(file))
+
+
+def test_each_of_many_channels_is_looked_at_anew(tmp_path: Path) -> None:
+    """What is cached stands for all files of a case, the last one too."""
+    root = volume_sets.nnunet(tmp_path / "D", 1, channels=8)
+    found = data(root, **ALL)
+    (case, *_) = found.cases("train")
+    before = found.read(case)[0]
+    volume_sets.save(root / "imagesTr" / "volume-0_0007.nii.gz", volume_sets.body(3)[0])
+    after = data(root, **ALL).read(case)[0]
+    assert np.array_equal(before[:7], after[:7])
+    assert np.array_equal(after[7], volume_sets.body(3)[0][::-1, ::-1, 0].T)
