@@ -83,7 +83,10 @@ class Geometry(NamedTuple):
         return float(np.linalg.norm(apart[:3], axis=0).max() / min(self.spacing))
 
     def _orientation(self) -> NDArray[Any]:
-        return need_nibabel().io_orientation(self.affine)  # type: ignore[no-any-return]
+        # Rounded, so that at 45 degrees an image and its mask, whose last digits differ, are turned alike.
+        directions = np.eye(4)
+        directions[:3, :3] = (self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0)).round(4)
+        return need_nibabel().io_orientation(directions)  # type: ignore[no-any-return]
 
     def _file_axes(self) -> tuple[int, int, int]:
         """The file's axes that run along x, y and z."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def test_a_series_is_put_in_order_and_in_hounsfield_units(tmp_path: Path) -> Non
             assert mask is not None
             assert np.array_equal(mask, labels[::-1, ::-1, place].T)
     assert found.spacing(cases[0]) == pytest.approx((2.5, 1.0, 1.0))
+    copied = pickle.loads(pickle.dumps(found))  # as a loader worker gets it
+    assert np.array_equal(copied.read(cases[0])[0], found.read(cases[0])[0])
     assert [volume.patient for volume in found.volumes()] == ["P0", "P1", "P2"]
     assert data(tmp_path, patient=r"(patient) \d").volumes()[2].patient == "patient"
 

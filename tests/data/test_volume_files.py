@@ -83,6 +83,18 @@ def test_every_orientation_shows_the_same_place_and_is_written_back(tilt: float,
         assert written.get_data_dtype() == np.uint8
 
 
+@pytest.mark.parametrize("degrees", [45.0, 135.0, -45.0])
+def test_at_45_degrees_an_image_and_its_rounded_mask_are_turned_alike(degrees: float) -> None:
+    voxels = np.arange(5 * 6 * 7).reshape(5, 6, 7)
+    for affine in affines():
+        image = Geometry((5, 6, 7), tilted(affine, degrees))
+        for _ in range(3):
+            noise = np.vstack([RNG.normal(0, 1e-6, (3, 4)), np.zeros((1, 4))])
+            mask = Geometry((5, 6, 7), image.affine + noise)
+            assert np.array_equal(image.to_program(voxels), mask.to_program(voxels))
+            check_same_place(Path("image.nii"), image, Path("mask.nii"), mask)
+
+
 def test_slope_and_intercept_are_applied(tmp_path: Path) -> None:
     stored = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
     image = nibabel.Nifti1Image(stored, np.eye(4))
