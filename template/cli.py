@@ -319,14 +319,14 @@ class SegmentationCLI(LightningCLI):
             callbacks += [progress_bar()]
         return callbacks
 
-    def _watch(self, timeout: timedelta) -> None:
+    def _watch(self, timeout: timedelta, startup: timedelta = STARTUP_TIMEOUT) -> None:
         """Start the hang explainer; with one process it watches nothing."""
         self.watchdog = Watchdog(
             current_store(),
             self.world.rank,
             self.world.size,
             timeout,
-            max(timeout, STARTUP_TIMEOUT),
+            max(timeout, startup),
             leave=lambda text: leave_message(self.world, text),
             phase_file=beside_error(self.world, PHASE_FILE),
         )

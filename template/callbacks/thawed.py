@@ -25,7 +25,8 @@ class ThawedLayers(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring back what a checkpoint tells; the strategy averages gradients by it from the next step on."""
         for name, parameter in pl_module.named_parameters():
-            parameter.requires_grad_(self._stored.get(name, parameter.requires_grad))
+            if name in self._stored:
+                parameter.requires_grad_(self._stored[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters that have changed since the start, and whether they are trainable now."""

@@ -25,13 +25,15 @@ from .options import Options, parse_options
 from .part import GO, SOLO, STEPS, Plan
 from .processes import Process, Processes
 from .table import ordered, show
-from .verdicts import flood, gone, hanging, joined, left_behind, not_checked, spoken
+from .verdicts import flood, gone, hanging, joined, left_behind, not_checked, spoken, staying
 
 #: What launchers set; the doctor's processes have their own.
 _LAUNCHER = ("SLURM_", "OMPI_", "PMI_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")
 _PLACES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 #: Seconds that ranks have, on top of the time-out, to name among themselves the one that hangs.
 _AMONG_THEMSELVES = 20.0
+#: Seconds that a process has to end once its work is done; Python's own last steps take some.
+_LEAVING = 15.0
 
 
 def main(arguments: Sequence[str], program: str, entry: str) -> int:
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
 
         return part(Path(arguments[1]), arguments[2])
     options, rest = parse_options(arguments, program)
+    if options.json is not None:
+        _write([], Path(options.json))  # to find out now that it cannot be written
     if "--print_config" in {argument.partition("=")[0] for argument in rest}:
         from ..cli import SegmentationCLI
 
@@ -64,9 +68,13 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C.", file=sys.stderr)
         return 128 + signal.SIGINT
-    show(findings, console, time.monotonic() - start)
     if options.json is not None:
         _write(findings, Path(options.json))
+    try:
+        show(findings, console, time.monotonic() - start)
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough; at its exit Python would complain of the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if any(one.status == "fail" for one in findings) else 0
 
 
@@ -86,7 +94,7 @@ def examine(options: Options, arguments: Sequence[str], command: Sequence[str], 
     environ = _without_launcher(os.environ)
     with tempfile.TemporaryDirectory(prefix="doctor_", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        Plan(list(arguments), options, dict(os.environ)).write(folder)
+        Plan(list(arguments), options, dict(os.environ), str(Path.cwd())).write(folder)
         with Processes(folder) as processes, console.status("doctor", spinner="line") as status:
             examination = _Examination(options, folder, processes, command, environ)
             while examination.goes_on():
@@ -121,8 +129,9 @@ class _Examination:
         alone_done = self._alone.ended or self._alone.code is not None
         if alone_done and not (self._folder / GO).exists():
             return False
-        for rank in self._ranks if alone_done else ():
-            self._look(rank, self._options.timeout + _AMONG_THEMSELVES)
+        for rank in self._ranks:
+            if alone_done or rank.code is not None:
+                self._look(rank, self._options.timeout + _AMONG_THEMSELVES)
         if self._first_end is not None and time.monotonic() - self._first_end > _AMONG_THEMSELVES:
             self._over = True  # the others wait for one that has ended
         running = [one for one in self._processes.all if one.code is None]
@@ -146,7 +155,8 @@ class _Examination:
         found = joined(self._told, len(self._ranks))
         whole = all(one.ended for one in self._processes.all) and not any(one.check == STEPS for _, one in self._told)
         if self._options.processes > 1 and not (self._ranks and whole):
-            found.append(not_checked(self._options.processes, bool(self._ranks) and (self._folder / GO).exists()))
+            started = bool(self._ranks) and (self._folder / GO).exists()
+            found.append(not_checked(self._options.processes, started, any(one.status == "fail" for one in found)))
         return ordered(found)
 
     def _hear(self, process: Process, event: Event) -> None:
@@ -176,6 +186,10 @@ class _Examination:
 
     def _look(self, process: Process, patience: float) -> None:
         if process.ended:
+            # What keeps it, such as a thread that is no daemon, keeps the user's run as well.
+            if process.code is None and time.monotonic() - process.since > _LEAVING:
+                self._told.append((process.name, staying(process)))
+                process.kill()
             return
         if process.code is not None:
             self._leaves(process)
@@ -215,10 +229,14 @@ def _messages(folder: Path) -> dict[str, str]:
 def _write(findings: Sequence[Finding], file: Path) -> None:
     text = json.dumps([one._asdict() for one in findings], indent=2, ensure_ascii=False) + "\n"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(printable(text), encoding="utf-8")
     except OSError as error:
-        raise NamedError("folder-not-writable", f"'{file}' cannot be written: {error.strerror or error}.") from error
+        raise NamedError(
+            "folder-not-writable",
+            f"--json: '{file}' cannot be written: {error.strerror or error}.",
+            cause="",
+            fix="Name a file in a folder that exists and may be written.",
+        ) from error
 
 
 def _leave(number: int, frame: FrameType | None) -> Any:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from typing_extensions import override
 
 from ..distributed.faults import NamedError
+from ..distributed.registration import find_loose
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
 from .finding import Finding, check, failure, of_error, passed, warning
@@ -191,7 +192,9 @@ def _strays(rehearsal: Rehearsal) -> tuple[list[_Stray], str]:
         again, _ = _pass(rehearsal, known - {stray.place})
         if again is None:
             found = [one for one in found if one is not stray]
-    return [stray for stray in found if not stray.trained], end
+    # What layers hold that are not registered is told with them.
+    told = tuple(f"{loose.path}." for loose in find_loose(rehearsal.module) if loose.trained)
+    return [stray for stray in found if not stray.trained and not stray.place.startswith(told)], end
 
 
 def _pass(rehearsal: Rehearsal, known: Collection[str]) -> tuple[_Stray | None, str]:

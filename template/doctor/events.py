@@ -95,4 +95,13 @@ class Listener:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
-        return [Event(*json.loads(line)) for line in whole.splitlines()]
+        return [event for line in whole.splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    """None of a line that a full disk has cut."""
+    try:
+        kind, value = json.loads(line)
+    except ValueError:
+        return None
+    return Event(kind, value)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..data.dataset import seeded
 from ..distributed.probe import probe_loss
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
@@ -130,10 +131,10 @@ def evaluation_is_repeatable(rehearsal: Rehearsal) -> Iterator[Finding]:
         return
     outputs, draws = [], Draws()
     for seed in (0, 1):
-        with nothing_happened(module), in_evaluation(module), draws:
-            torch.manual_seed(seed)
-            with rehearsal.trainer.precision_plugin.val_step_context():
-                outputs.append(module(image)[0])
+        # Of torch, NumPy and Python: a network may draw from any of them.
+        context = rehearsal.trainer.precision_plugin.val_step_context()
+        with nothing_happened(module), in_evaluation(module), seeded(seed), draws, context:
+            outputs.append(module(image)[0])
     if _same(outputs[0], outputs[1]):
         yield passed("the same output twice")
     else:

@@ -195,19 +195,30 @@ def _overfitted(rehearsal: Rehearsal, lower: float) -> tuple[list[float], float]
     losses: list[float] = []
     with nothing_happened(rehearsal.module):
         optimizers, rate = _optimizers(rehearsal.module, lower)
+
+        def again() -> Tensor:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            value = probe_loss(rehearsal.trainer, batch)
+            value.backward()
+            return value
+
         for _ in range(_STEPS + 1):
             torch.manual_seed(0)  # the same dropout in each step, or the loss would go up and down by it
             loss = probe_loss(rehearsal.trainer, batch)
             if not loss.requires_grad:
                 return [], rate
             losses.append(loss.item())
+            rehearsal.alive()
             if not math.isfinite(losses[-1]) or losses[0] - losses[-1] > _FALL * abs(losses[0]):
                 break
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
             for optimizer in optimizers:
-                optimizer.step()
+                # Some evaluate the loss themselves; a plain one would only add another backward pass.
+                closure: Any = again if isinstance(optimizer, torch.optim.LBFGS) else None
+                optimizer.step(closure)
     return losses, rate
 
 

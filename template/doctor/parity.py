@@ -43,16 +43,30 @@ class Pair:
         self.one = one
         self.many = many
         self.processes = processes
-        self.tolerance = EXACT if double else ROUNDED
-        self.precision = "float64" if double else "float32"
+        # Layers that compute in float32 by themselves round as all of a float32 network does.
+        exact = double and not one.single
+        self.tolerance = EXACT if exact else ROUNDED
+        self.precision = "float64" if exact else "float32"
         self.reasons = list(reasons)
         self.augment = list(augment)
 
     def found(self, what: str, cause: str, fix: str) -> Finding:
         """A difference: a failure, or, where the user's own settings explain it, a warning with these."""
+        if self.one.draws:
+            return self.drawn(what)
         if self.reasons:
             return warning("parity", what, f"{'; '.join(self.reasons)}.", "Leave it, if that is what you want.")
         return failure("parity", what, cause, fix)
+
+    def drawn(self, what: str) -> Finding:
+        """A difference where the network draws random numbers: what comes after it cannot be compared."""
+        where = f" at {listed(self.one.lines, 3)}" if self.one.lines else ""
+        return warning(
+            "parity",
+            what,
+            f"Random numbers are drawn{where}, by each process in its own order. What comes after it was not compared.",
+            "Use nn.Dropout, which is known to be noise, or draw them in data.augment, where they belong to a sample.",
+        )
 
 
 @check("model: parity", "parity")
@@ -113,15 +127,7 @@ def _layers(pair: Pair) -> Finding | None:
             continue
         what = f"{path} ({kind}) gives another output for the sample '{differs[0]}' on {pair.processes} processes."
         if path in pair.one.random:
-            where = f" at {listed(pair.one.lines, 3)}" if pair.one.lines else ""
-            return warning(
-                "parity",
-                what,
-                f"Random numbers are drawn{where}, by each process in its own order. What comes after it was not "
-                "compared.",
-                "Use nn.Dropout, which is known to be noise, or draw them in data.augment, where they belong to the "
-                "sample.",
-            )
+            return pair.drawn(what)
         return pair.found(
             what,
             "Its output for one sample depends on the other samples of the batch, and a process sees only its share.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -36,21 +37,23 @@ class Plan(NamedTuple):
         arguments: Those of ``fit``.
         options: Of the doctor.
         environ: Variables that the doctor was started with.
+        directory: In which it was started.
     """
 
     arguments: list[str]
     options: Options
     environ: dict[str, str]
+    directory: str
 
     def write(self, folder: Path) -> None:
         """Write it for the processes."""
-        (folder / PLAN).write_text(json.dumps([self.arguments, self.options, self.environ]), encoding="utf-8")
+        (folder / PLAN).write_text(json.dumps([*self]), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
         """Read what :meth:`write` wrote."""
-        arguments, options, environ = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        return cls(arguments, Options(*options), environ)
+        arguments, options, environ, directory = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        return cls(arguments, Options(*options), environ, directory)
 
 
 def main(folder: Path, name: str) -> int:
@@ -81,8 +84,9 @@ def main(folder: Path, name: str) -> int:
         try:
             work(plan, folder, teller)
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-            traceback.print_exc()  # beside the one sentence, for whoever looks closer
             teller.find([of_error(error)._replace(check=STEPS)])
+            with contextlib.suppress(Exception):  # the user's code may have closed the stream
+                traceback.print_exc()  # beside the one sentence, for whoever looks closer
         teller.end()
     return 0
 
@@ -96,7 +100,9 @@ def _told(leave: Callable[[int], NoReturn], teller: Teller) -> Callable[[int], N
         users = [frame for frame in frames if not is_library(frame[0]) and not is_packages(frame[0])]
         if users and os.getpid() == pid:  # workers and other children end in this way
             file, line, function = users[0]
-            what = f"os._exit({code}) ends the process, at {short(file)}:{line} {function}."
+            rank = os.environ.get("RANK")
+            who = "the process" if rank is None else f"rank {rank}"
+            what = f"os._exit({code}) ends {who}, at {short(file)}:{line} {function}."
             cause = "It leaves no time to say why, to save a checkpoint, or to tell the other ranks."
             teller.find([failure("rank-gone", what, cause, "Raise an exception.")._replace(check="run: processes")])
         leave(code)

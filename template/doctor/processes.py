@@ -96,6 +96,10 @@ class Process:
             return frames_of(file.read_text(encoding="utf-8", errors="replace")[before:])
         return []
 
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+
     def _pump(self) -> None:
         assert self._process.stdout is not None
         kept = 0
@@ -123,9 +127,11 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.all: list[Process] = []
+        self._others: set[int] = set()  # that this process had before
 
     def __enter__(self) -> Processes:
         _adopt_orphans(True)
+        self._others = set(descendants(os.getpid()))
         return self
 
     def __exit__(
@@ -148,12 +154,15 @@ class Processes:
         if len(ended) < len(self.all):
             return []
         time.sleep(0.3)  # loader workers that see that their parent is gone
-        return [text for pid in descendants(os.getpid()) if (text := _command_line(pid))]
+        return [text for pid in self._descendants() if (text := _command_line(pid))]
+
+    def _descendants(self) -> list[int]:
+        return [pid for pid in descendants(os.getpid()) if pid not in self._others]
 
     def end(self) -> None:
         """End all processes: nothing of them is needed."""
         for _ in range(20):  # one that is killed may have started another in the meantime
-            alive = [*descendants(os.getpid()), *(one.pid for one in self.all if one.code is None)]
+            alive = [*self._descendants(), *(one.pid for one in self.all if one.code is None)]
             if not alive:
                 return
             for pid in alive:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
 from ..callbacks.accurate_batchnorm import AccurateBatchNorm
@@ -18,7 +19,7 @@ from ..callbacks.checkpoint import RankZeroCheckpoint
 from ..callbacks.thawed import ThawedLayers
 from ..cli import SegmentationCLI
 from ..data.module import SegmentationData
-from ..distributed.world import open_store, read_world
+from ..distributed.world import STARTUP_TIMEOUT, open_store, read_world
 from ..models.segmenter import Segmenter
 from ..runs import Place
 from .options import Options
@@ -38,6 +39,7 @@ class Rehearsal:
         folder: For files, removed afterwards.
         environ: Variables that the doctor was started with; its processes have a launcher's own in place of some.
         measured: Numbers that a check leaves for others, by name.
+        alive: Called within checks that take long: a sign of life.
     """
 
     trainer: Trainer
@@ -49,6 +51,7 @@ class Rehearsal:
     folder: Path
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     measured: dict[str, Any] = field(default_factory=dict)
+    alive: Callable[[], object] = field(default=lambda: None)
 
 
 class AtStart(Callback):
@@ -137,7 +140,8 @@ class RehearsalCLI(SegmentationCLI):
             "fast_dev_run": False,
             "overfit_batches": 0.0,
             "profiler": None,
-            "logger": None if self.whole and config.trainer.logger in (None, True) else False,
+            # Callbacks may ask for one; those of the user's own might send this somewhere.
+            "logger": False if config.trainer.logger is False else None,
             "log_every_n_steps": 1,
             "enable_progress_bar": False,
             "barebones": False,
@@ -158,8 +162,10 @@ class RehearsalCLI(SegmentationCLI):
         super()._join_world()
 
     @override
-    def _watch(self, timeout: timedelta) -> None:
-        super()._watch(timedelta(seconds=self.options.timeout))
+    def _watch(self, timeout: timedelta, startup: timedelta = STARTUP_TIMEOUT) -> None:
+        # The start as well: the strategy's first, discarded step may hang like any other.
+        asked = timedelta(seconds=self.options.timeout)
+        super()._watch(asked, asked)
 
     @override
     def _reason(self, error: BaseException) -> BaseException:
@@ -179,6 +185,9 @@ class RehearsalCLI(SegmentationCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer: Any = super().instantiate_trainer(**kwargs)
         own = [*self.own_callbacks, *([AtStart(lambda *_: look(self))] if (look := self.look) else [])]
+        for one in trainer.callbacks:
+            if isinstance(one, ModelCheckpoint) and not isinstance(one, RankZeroCheckpoint):
+                one.dirpath = str(self.folder / "checkpoints_of_the_user")
         users = [one for one in trainer.callbacks if self.whole or not isinstance(one, RankZeroCheckpoint)]
         trainer.callbacks = [*own, *users]
         return trainer  # type: ignore[no-any-return]

@@ -176,12 +176,13 @@ def the_checkpoint_loads_and_gives_the_same_output(together: Together) -> Iterat
             "Save every tensor that the network's output depends on.",
         )
         return
-    first = _output(rehearsal, module)
+    batch = probe_batch(rehearsal.trainer)
+    first = _output(batch, module)
     if first is not None and together.fresh is not None:
         trained, fresh = module.net, together.fresh.to(module.device)
         fresh.load_state_dict({name[4:]: value for name, value in state.items() if name.startswith("net.")})
         module.net = fresh
-        again = _output(rehearsal, module)
+        again = _output(batch, module)
         module.net = trained
         if not _same(first, again):
             changed = listed(list(_changed(fresh, trained)), _LISTED)
@@ -231,8 +232,7 @@ def _callbacks(together: Together) -> list[Any]:
     return list(together.rehearsal.trainer.callbacks)  # type: ignore[attr-defined]
 
 
-def _output(rehearsal: Rehearsal, module: Any) -> Tensor | None:
-    batch = probe_batch(rehearsal.trainer)
+def _output(batch: Any, module: Any) -> Tensor | None:
     if batch is None:
         return None
     training = module.training

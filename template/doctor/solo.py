@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from ..distributed.raised import said
 from . import checks
 from .events import Teller
+from .finding import warning
 from .part import GO, READY, Plan, leave_word, wait_for
 from .rehearsal import RehearsalCLI
 from .steps import TIMED, rehearsal_of, take_steps, traced
-from .trace import Trace
 from .watching import StepTimes
 
 TRACE = "trace.pt"
@@ -30,7 +31,7 @@ def examine(plan: Plan, folder: Path, teller: Teller) -> None:
     times = StepTimes(teller)
 
     def look(cli: RehearsalCLI) -> None:
-        teller.run(checks.ALONE, rehearsal_of(cli, plan, measured))
+        teller.run(checks.ALONE, rehearsal_of(cli, plan, measured, lambda: teller.measure("alive", True)))
         # Their imports would slow down the steps whose time is taken.
         for rank in range(plan.options.processes if plan.options.processes > 1 else 0):
             wait_for(folder, READY.format(rank), teller)
@@ -38,16 +39,24 @@ def examine(plan: Plan, folder: Path, teller: Teller) -> None:
     cli = take_steps(plan, folder / "alone", 1, TIMED, [times], look=look)
     measured["step_seconds_alone"] = times.median(cli.trainer.accumulate_grad_batches)
     if plan.options.processes > 1:
-        trace, precision = _trace(plan, folder, teller)
-        torch.save({**vars(trace), "precision": precision}, folder / TRACE)
+        _leave_trace(plan, folder, teller)
     plain = (bool, int, float, str)
     leave_word(folder, GO, {name: value for name, value in measured.items() if isinstance(value, plain)})
 
 
-def _trace(plan: Plan, folder: Path, teller: Teller) -> tuple[Trace, str]:
-    """Steps in float64; in float32 where the network has no double precision."""
+def _leave_trace(plan: Plan, folder: Path, teller: Teller) -> None:
+    """Take steps in float64, or in float32 where the network has no double precision, and leave what they did."""
     teller.begin("parity: one process")
-    try:
-        return traced(plan, folder / "one", teller, 1, "64-true")[0], "64-true"
-    except Exception:  # noqa: BLE001 - the same steps have just been taken in the user's precision
-        return traced(plan, folder / "one", teller, 1, "32-true")[0], "32-true"
+    for precision in ("64-true", "32-true"):
+        try:
+            trace, _ = traced(plan, folder / precision, teller, 1, precision)
+        except Exception as error:  # noqa: BLE001 - the same steps have just been taken in the user's precision
+            last = said(error).rstrip(".")
+        else:
+            torch.save({**vars(trace), "precision": precision}, folder / TRACE)
+            return
+    what = f"One process and several were not compared, as the network and the data cannot be made twice: {last}."
+    found = warning(
+        "not-checked", what, "", "Let it be made again: do once, and not in each copy, what can be done once."
+    )
+    teller.find([found._replace(check="model: parity")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def take_steps(
         look: Called when everything is set up and nothing has been trained.
     """
     folder.mkdir(exist_ok=True)
+    # A network that changes the directory when it is made would not find the configuration again.
+    os.chdir(plan.directory)
     return RehearsalCLI(
         plan.arguments,
         plan.options,
@@ -54,7 +57,9 @@ def take_steps(
     )
 
 
-def rehearsal_of(cli: RehearsalCLI, plan: Plan, measured: dict[str, Any]) -> Rehearsal:
+def rehearsal_of(
+    cli: RehearsalCLI, plan: Plan, measured: dict[str, Any], alive: Callable[[], object] = lambda: None
+) -> Rehearsal:
     """What the checks are given."""
     return Rehearsal(
         cli.trainer,
@@ -66,6 +71,7 @@ def rehearsal_of(cli: RehearsalCLI, plan: Plan, measured: dict[str, Any]) -> Reh
         cli.folder,
         plan.environ,
         measured,
+        alive,
     )
 
 

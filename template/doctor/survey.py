@@ -138,6 +138,7 @@ def _survey(rehearsal: Rehearsal) -> Survey:
             break
         for split, queue in queues.items():
             if turn < len(queue):
+                rehearsal.alive()
                 place = queue[turn]
                 looks[SPLITS.index(split), place] = _look(rehearsal, dataset[split], split, cases[split][place])
     ordered = [looks[place] for place in sorted(looks)]

@@ -48,14 +48,29 @@ def show(findings: Sequence[Finding], console: Console, seconds: float) -> None:
             before = name
             for label, text in (("cause", one.cause), ("fix", one.fix)):
                 if text and one.status != "pass":
-                    table.add_row("", Text(f"  {label}", style="dim"), text)
-        console.print(table)
+                    # As text: what it quotes may look like markup.
+                    table.add_row("", Text(f"  {label}", style="dim"), Text(text))
+        _print(table, console)
     counts = {status: sum(one.status == status for one in findings) for status in _STYLES}
     told = Text.assemble(
         "\n", ", ".join(f"{count} {status}" for status, count in counts.items() if count or status != "warn"),
         f" · {seconds:.0f} s",
     )  # fmt: skip
+    first = next((one for one in ordered(findings) if one.status == "fail"), None)
+    if first is not None:  # far above, in a long table
+        told.append(f" · not ready: {first.check} [{first.id}]")
     console.print(told, style=_STYLES["fail" if counts["fail"] else "warn" if counts["warn"] else "pass"])
+
+
+def _print(table: Table, console: Console) -> None:
+    """Print a table; in a file without the blanks that fill up its last column."""
+    if console.is_terminal or console.is_jupyter:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def _name(finding: Finding) -> str:

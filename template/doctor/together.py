@@ -68,6 +68,8 @@ def train(plan: Plan, folder: Path, teller: Teller) -> None:
 
 def _compare(plan: Plan, folder: Path, teller: Teller, first: bool) -> None:
     teller.begin("parity: several processes")
+    if not (folder / TRACE).exists():
+        return
     stored = torch.load(folder / TRACE, weights_only=True)
     precision = stored.pop("precision")
     trace, cli = traced(plan, folder / "several", teller, plan.options.processes, precision)
@@ -83,6 +85,8 @@ def _reasons(cli: RehearsalCLI) -> list[str]:
     strategy, reasons = cli.trainer.strategy, []
     if not getattr(strategy, "sync_batchnorm", True) and unsynchronised(cli.model):
         reasons.append("strategy.sync_batchnorm is off, and BatchNorm sees each process's own share")
+    if cli.datamodule._is_own("train_dataloader"):
+        reasons.append("the data set deals its training samples by a loader of its own")
     hook = getattr(strategy, "comm_hook", "none")
     if hook != "none":
         reasons.append(f"strategy.comm_hook {hook} sends gradients rounded")

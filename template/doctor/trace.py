@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -37,6 +39,8 @@ class Trace:
         weights: After the last one; buffers of numbers too.
         random: Layers whose output is another when the same samples are given once more.
         lines: Of the user's code, that draw random numbers for it.
+        draws: Whether random numbers are drawn at all in the forward pass.
+        single: Whether a layer gives float32 although the network computes in float64.
     """
 
     samples: list[dict[str, Print]] = field(default_factory=list)
@@ -47,6 +51,8 @@ class Trace:
     weights: dict[str, Tensor] = field(default_factory=dict)
     random: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    draws: bool = False
+    single: bool = False
 
 
 class Tracer(Callback):
@@ -79,7 +85,7 @@ class Tracer(Callback):
         if batch_idx:
             return
         if self.twice:
-            self.trace.random, self.trace.lines = _drawing(pl_module, batch)
+            self.trace.random, self.trace.lines, self.trace.draws = _drawing(pl_module, batch)
         for path, layer in _leaves(pl_module):
             self._hooks.append(layer.register_forward_hook(self._recorder(path, self.trace.layers)))
             self.trace.classes[path] = getattr(layer, "plain_class", type(layer)).__name__
@@ -124,6 +130,7 @@ class Tracer(Callback):
 
     def _recorder(self, path: str, into: dict[str, dict[str, Print]]) -> Any:
         def record(layer: nn.Module, inputs: Any, output: Any) -> None:
+            self.trace.single |= isinstance(output, Tensor) and output.dtype == torch.float32
             if path not in into and isinstance(output, Tensor) and output.shape[:1] == (len(self._names),):
                 into[path] = dict(zip(self._names, map(_print, output.detach()), strict=True))
 
@@ -154,7 +161,12 @@ def _print(values: Tensor) -> Print:
 def _leaves(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Layers without sublayers of the network; the loss and the scores are none of it."""
     net = getattr(module, "net", module)
-    return [(f"net.{path}" if path else "net", one) for path, one in net.named_modules() if not any(one.children())]
+    return [
+        (f"net.{path}" if path else "net", one)
+        for path, one in net.named_modules()
+        # What is compiled calls its layers' hooks at most while it is compiled; scripts take no hooks.
+        if not any(one.children()) and "_orig_mod" not in path and not isinstance(one, torch.jit.ScriptModule)
+    ]
 
 
 def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -162,10 +174,10 @@ def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
-def _drawing(module: Any, batch: Any) -> tuple[list[str], list[str]]:
-    """Layers that give other outputs for the same samples under another seed, and the lines that draw the numbers."""
+def _drawing(module: Any, batch: Any) -> tuple[list[str], list[str], bool]:
+    """Layers that give other outputs for the same samples under another seed; the lines that draw; whether any does."""
     seen: list[dict[str, Print]] = []
-    draws = Draws()
+    draws, moved = Draws(), False
     for seed in (0, 1):
         prints: dict[str, Print] = {}
         seen.append(prints)
@@ -180,10 +192,20 @@ def _drawing(module: Any, batch: Any) -> tuple[list[str], list[str]]:
         hooks = [layer.register_forward_hook(record(path)) for path, layer in _leaves(module)]
         with nothing_happened(module), torch.no_grad(), draws:
             torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            before = _generators()
             try:
                 module.training_loss(batch)
+                moved |= _generators() != before
             finally:
                 for one in hooks:
                     one.remove()
     first, second = seen
-    return [path for path, one in first.items() if second.get(path) != one], list(draws.lines)
+    return [path for path, one in first.items() if second.get(path) != one], list(draws.lines), moved
+
+
+def _generators() -> tuple[Any, ...]:
+    """State of the global generators of torch, NumPy and Python, for comparison."""
+    numpys: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), numpys[1].tobytes(), numpys[2:], random.getstate()

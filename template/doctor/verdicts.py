@@ -27,6 +27,8 @@ _OF_CASES = (
     "mask-values",
     "transform",
 )
+#: The signals that have a name; others are of real time.
+_SIGNALS = {int(one) for one in signal.Signals}
 #: Bytes of output that nobody reads.
 _FLOOD = 1_000_000
 #: Identifiers that different faults share.
@@ -50,7 +52,7 @@ def gone(process: Process) -> Finding:
     """A process that ended without a word."""
     code = process.code or 0
     if code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
+        how = f"was ended by {signal.Signals(-code).name if -code in _SIGNALS else f'signal {-code}'}"
         cause = None if -code == signal.SIGKILL else "Code in C has crashed, or something has sent it the signal."
     else:
         how = f"ended with exit code {code}"
@@ -63,6 +65,16 @@ def gone(process: Process) -> Finding:
         f"{_who(process)} {how}{f', at {place}' if place else ''}, during: {process.doing}.",
         f"{cause or FAULTS['rank-gone'].cause}{f' The last it printed: {last}' if last else ''}",
         "Raise an exception instead, and it is told where." if code >= 0 else None,
+    )._replace(check="run: processes")
+
+
+def staying(process: Process) -> Finding:
+    """A process that has done its work and does not end."""
+    place = _place(process.stack())
+    what = f"{_who(process)} has done its work and does not end{f': it is at {place}' if place else ''}."
+    cause = "A thread that is no daemon, or a process that is waited for at the exit, keeps it."
+    return warning(
+        "processes-left", what, cause, "Start threads with daemon=True, and join them in teardown."
     )._replace(check="run: processes")
 
 
@@ -94,12 +106,18 @@ def left_behind(commands: Sequence[str]) -> list[Finding]:
     return [warning("processes-left", f"Still running after the run: {told}.")._replace(check="run: processes")]
 
 
-def not_checked(processes: int, started: bool) -> Finding:
-    """The checks that an earlier failure left out."""
+def not_checked(processes: int, started: bool, explained: bool) -> Finding:
+    """The checks that an earlier failure left out.
+
+    Args:
+        processes: Number of ranks.
+        started: Whether they have begun to train.
+        explained: Whether a failure has been told; without one, this is it.
+    """
     why = "they did not come to their end" if started else "one process alone does not come so far"
-    return warning("not-checked", f"What {processes} processes do together was not checked in full: {why}.")._replace(
-        check="run: processes"
-    )
+    what = f"What {processes} processes do together was not checked in full: {why}."
+    found = warning("not-checked", what, "", "Mend what fails first.") if explained else failure("not-checked", what)
+    return found._replace(check="run: processes")
 
 
 def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]:
@@ -110,7 +128,7 @@ def joined(told: Sequence[tuple[str, Finding]], processes: int) -> list[Finding]
         processes: Number of ranks.
     """
     alone = {one.id for name, one in told if name == SOLO and one.status == "fail"}
-    cases = {one.id for _, one in told if one.check.startswith(_DATA) and one.id in _OF_CASES}
+    cases = {one.id for _, one in told if one.status == "fail" and one.check.startswith(_DATA) and one.id in _OF_CASES}
     causes = [one for name, one in told if name != SOLO and one.status == "fail" and one.id not in _AVALANCHE]
     kept: list[Finding] = []
     steps: list[Finding] = []

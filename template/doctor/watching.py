@@ -21,6 +21,9 @@ from ..distributed.faults import NamedError
 from ..distributed.probe import Unused, find_unused, probe_batch, probe_loss
 from .events import Teller
 
+#: Where Lightning's callbacks keep that they look at the end of an epoch, and not of its validation.
+_AT_END = ("_check_on_train_epoch_end", "_save_on_train_epoch_end")
+
 
 class StepTimes(Callback):
     """Takes the time of each step, and gives a sign of life in each phase of it.
@@ -122,22 +125,39 @@ class Exchange(Callback):
             NamedError: ``monitor-missing``.
         """
         self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        for place, monitor in _monitors(trainer):
-            if monitor not in self.metrics:
-                raise NamedError(
-                    "monitor-missing",
-                    f"{place} watches '{monitor}', which nothing logs; there are {', '.join(self.metrics) or 'none'}.",
-                )
+        _check_monitors(trainer, at_end=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the memory after."""
+        _check_monitors(trainer, at_end=True)
         cuda = trainer.strategy.root_device.type == "cuda"
         self.memory = torch.cuda.max_memory_allocated() if cuda else _peak() - self._at_start
 
 
-def _monitors(trainer: Trainer) -> list[tuple[str, str]]:
-    """Who watches a metric, and which."""
-    callbacks: list[Any] = list(trainer.callbacks)  # type: ignore[attr-defined]
+def _check_monitors(trainer: Trainer, at_end: bool) -> None:
+    """Refuse a metric that something watches and nothing logs, before Lightning does.
+
+    Args:
+        trainer: At the end of its validation, or of its training.
+        at_end: At the end of the training, when what is logged of a whole epoch is there as well.
+
+    Raises:
+        NamedError: ``monitor-missing``.
+    """
+    known = trainer.callback_metrics
+    for place, monitor in _monitors(trainer, at_end):
+        if monitor not in known:
+            what = f"{place} watches '{monitor}', which nothing logs; there are {', '.join(known) or 'none'}."
+            raise NamedError("monitor-missing", what)
+
+
+def _monitors(trainer: Trainer, at_end: bool) -> list[tuple[str, str]]:
+    """Who watches a metric, and which; those that look at the end of an epoch only then."""
+    callbacks: list[Any] = [
+        one
+        for one in trainer.callbacks  # type: ignore[attr-defined]
+        if at_end or not any(getattr(one, name, False) for name in _AT_END)
+    ]
     found = [(type(one).__name__, one.monitor) for one in callbacks if isinstance(getattr(one, "monitor", None), str)]
     found += [
         (type(one.scheduler).__name__, one.monitor)

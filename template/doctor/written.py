@@ -62,7 +62,12 @@ class Written:
             frames = [frame for frame in traceback.extract_stack()[:-2] if frame.filename != __file__]
             users = [f for f in frames if not is_library(f.filename) and not is_packages(f.filename)]
             name = os.path.realpath(os.fsdecode(path))
-            if users and not name.startswith(("/dev/", "/proc/")) and not _below_packages(frames, users[-1]):
+            if (
+                users
+                and not name.startswith(("/dev/", "/proc/"))
+                and "torchinductor" not in name
+                and not _below_packages(frames, users[-1])
+            ):
                 self.files.setdefault(name, f"{short(users[-1].filename)}:{users[-1].lineno} {users[-1].name}")
         finally:
             self._on = True

@@ -68,7 +68,7 @@ def diagnose(
         configs[-1].write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     arguments = [word for file in configs for word in ("--config", str(file))]
     options = (options or Options())._replace(processes=processes)
-    Plan(arguments, options, {**os.environ, **(environ or {})}).write(work)
+    Plan(arguments, options, {**os.environ, **(environ or {})}, str(folder)).write(work)
     for rank in range(processes):
         leave_word(work, READY.format(rank))
     told: list[tuple[str, Finding]] = []

@@ -36,6 +36,11 @@ def test_a_line_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
     assert listener.news() == [Event("begin", "b")]
 
 
+def test_a_broken_line_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "events").write_text('["begin", "a"]\n["fin\n["end", null]\n', encoding="utf-8")
+    assert [event.kind for event in Listener(tmp_path / "events").news()] == ["begin", "end"]
+
+
 def test_checks_are_announced_and_their_findings_told(tmp_path: Path) -> None:
     @check("cost: step", "hang")
     def looks(number: int) -> object:

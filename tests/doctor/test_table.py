@@ -42,7 +42,7 @@ def test_nothing_is_cut_off_in_eighty_columns(terminal: bool) -> None:
     assert "[unused-parameters]" in text  # and not taken for markup
     assert "net.other.weight [3] gets none." in text
     assert "Itisinnoloss." in words
-    assert text.rstrip().endswith("2 pass, 2 warn, 1 fail · 12 s")
+    assert text.rstrip().endswith("2 pass, 2 warn, 1 fail · 12 s · not ready: model: gradients [unused-parameters]")
 
 
 def test_a_file_is_plain_and_a_terminal_coloured() -> None:

@@ -71,5 +71,17 @@ def test_what_several_checks_come_upon_is_told_by_the_first() -> None:
 
 
 def test_what_was_not_checked_is_said() -> None:
-    assert "one process alone does not come so far" in not_checked(2, started=False).subject
-    assert "4 processes" in not_checked(4, started=True).subject
+    left_out = not_checked(2, started=False, explained=True)
+    assert left_out.status == "warn"
+    assert "one process alone does not come so far" in left_out.subject
+    # Without a failure that explains it, it is one: nothing may pass unseen.
+    unexplained = not_checked(4, started=True, explained=False)
+    assert unexplained.status == "fail"
+    assert "4 processes" in unexplained.subject
+
+
+def test_a_pass_explains_no_failure() -> None:
+    """The check of the files passes in this process, and reading fails in a worker of a rank."""
+    read = Finding("data-unreadable", "data: files", "pass", "96 cases can be read")
+    failed = fail("data-unreadable", "'a.png' cannot be read.")
+    assert joined([(SOLO, read), ("rank 0", failed), ("rank 1", failed)], 2) == [read, failed]
