@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,9 @@ from template.models.inference import Inference
 from template.models.unet import UNet
 
 from . import tiny
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "examples" / "run_exported.py"
 
