@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PACKAGE := template
-EXTRAS := dev,coco,dicom-seg,encoders,medical,notebooks
+EXTRAS := dev,coco,dicom-seg,encoders,export,medical,notebooks
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
