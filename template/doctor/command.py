@@ -188,7 +188,8 @@ class _Examination:
         if process.ended:
             # What keeps it, such as a thread that is no daemon, keeps the user's run as well.
             if process.code is None and time.monotonic() - process.since > _LEAVING:
-                self._told.append((process.name, staying(process)))
+                if not any(one.id == "processes-left" for _, one in self._told):  # the others have the same code
+                    self._told.append((process.name, staying(process)))
                 process.kill()
             return
         if process.code is not None:
