@@ -125,7 +125,7 @@ class Run:
     """Processes that run a function on a rank each."""
 
     def __init__(self, size: int, function: Callable[..., Any], folder: Path, store: str = "tcp", **knobs: Any) -> None:
-        harness._start_server()
+        harness.start_server()
         context = multiprocessing.get_context("forkserver")
         port = _free_port() if store == "tcp" else 0
         self.folder = folder
