@@ -61,7 +61,8 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
         from ..cli import SegmentationCLI
 
         SegmentationCLI(["fit", *rest])
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,):
+        signal.signal(number, _leave)
     console, start = make_console(), time.monotonic()
     try:
         findings = examine(options, rest, [sys.executable, entry, "doctor", PART], console)
