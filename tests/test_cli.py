@@ -293,6 +293,9 @@ def test_masks_and_overlays_of_pictures_of_odd_sizes(capsys: pytest.CaptureFixtu
     new = {"a.png": (97, 211), "b.jpg": (211, 97), "c.tif": (33, 31)}
     pictures("new", new, "images")
     assert tiny.run("--data.predict", "new", "--out", "predicted", verb="predict") == 0
+    table = Path("predicted/predict.csv")
+    assert [row.split(",")[0] for row in table.read_text(encoding="utf-8").splitlines()] == ["case", "a", "b", "c"]
+    table.unlink()
     sizes = {file.name: pixels(file).shape[:2] for file in Path("predicted").iterdir()}
     assert sizes == {
         "a.png": (97, 211),
