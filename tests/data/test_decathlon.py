@@ -27,6 +27,7 @@ def edit(root: Path, **changes: Any) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_the_shipped_configuration_trains_scores_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     root = volume_sets.decathlon(Path("data/Task09_Spleen"))

@@ -27,6 +27,7 @@ def test_lits_trains_scores_and_predicts(tmp_path: Path, monkeypatch: pytest.Mon
         check_on_image(mask, folder / f"Training Batch {number % 2 + 1}" / mask.name, {0, 1, 2})
 
 
+@pytest.mark.slow
 def test_nifti_pairs_train_score_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(5):

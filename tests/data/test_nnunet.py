@@ -28,6 +28,7 @@ def edit(root: Path, **changes: Any) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_shipped_configuration_trains_scores_and_predicts(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

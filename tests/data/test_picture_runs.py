@@ -47,6 +47,7 @@ def _coco() -> None:
     picture_sets.coco(Path("data/coco"), {"train": [f"{name}.jpg" for name in NAMES], "val": ["b.jpg"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "build", "values", "score"),
     [

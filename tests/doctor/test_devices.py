@@ -178,6 +178,7 @@ class First(nn.Module):
         return features[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 def test_networks_of_libraries_are_not_accused(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     [found] = examine(one_device, tmp_path, net=make(), data=phantom(size=64))
