@@ -156,7 +156,7 @@ def test_a_healthy_configuration_passes_as_it_is_shipped(tmp_path: Path) -> None
         ("HangsInC", "hang", "The run on one process stood still for 12 s", "hangs"),
         ("HangsOnOneRank", "hang", "Rank 1 ", "hangs"),
         ("Exits", "exception", "sys.exit(3)", "exits"),
-        ("ExitsAtOnce", "rank-gone", "os._exit(0) ends the process", "exits"),
+        ("ExitsAtOnce", "rank-gone", "os._exit(0) ends rank 1", "exits"),
         ("Raises", "exception", "On rank 1: ValueError: no liver here", "raises"),
     ],
 )
