@@ -63,6 +63,8 @@ def main(arguments: Sequence[str], program: str, entry: str) -> int:
         SegmentationCLI(["fit", *rest])
     for number in (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,):
         signal.signal(number, _leave)
+    # Also where a shell starts it in the background, for which Ctrl-C is switched off: its processes are to be ended.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console, start = make_console(), time.monotonic()
     try:
         findings = examine(options, rest, [sys.executable, entry, "doctor", PART], console)
