@@ -18,6 +18,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # The program sets it.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+# A shell ignores Ctrl-C for what it starts in the background, and the programs under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _ROOT = Path(__file__).parent.parent
 #: Set by pytest, by Lightning's ``seed_everything`` and by torch's compiler; restored, but no fault of the test.
 _FREE_TO_CHANGE = {"PYTEST_CURRENT_TEST", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "TORCHINDUCTOR_CACHE_DIR"}
