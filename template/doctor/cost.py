@@ -23,7 +23,7 @@ def a_step_and_its_bytes(together: Together) -> Iterator[Finding]:
     """The time of a step on one process and on several of this machine, and how much they exchange in it."""
     alone = float(together.rehearsal.measured.get("step_seconds_alone", 0.0))
     both = statistics.median(one.step_seconds for one in together.seen)
-    exchanged = _exchanged(together)
+    exchanged = exchanged_bytes(together.rehearsal.module, together.rehearsal.trainer.strategy)
     here = statistics.median(one.exchange_seconds for one in together.seen)
     yield passed(f"{_time(alone)} on 1 process, {_time(both)} on {len(together.seen)} here")
     yield passed(f"{_size(exchanged)} exchanged a step; measured here: {_time(here)}")
@@ -35,7 +35,7 @@ def the_exchange_on_another_link(together: Together) -> Iterator[Finding]:
     speed = together.rehearsal.options.link_speed
     if speed is None:
         return
-    exchanged = _exchanged(together)
+    exchanged = exchanged_bytes(together.rehearsal.module, together.rehearsal.trainer.strategy)
     count = len(together.seen)
     seconds = ring_seconds(exchanged, count, speed)
     here = statistics.median(one.exchange_seconds for one in together.seen)
@@ -58,6 +58,11 @@ def batchnorm_bytes(module: nn.Module) -> int:
     return sum(4 * _BATCHNORM_VALUES * one.num_features for one in module.modules() if isinstance(one, _BatchNorm))
 
 
+def exchanged_bytes(module: nn.Module, strategy: object) -> int:
+    """Bytes that a process exchanges in a step: gradients, and the statistics that the strategy synchronises."""
+    return gradient_bytes(module) + (batchnorm_bytes(module) if getattr(strategy, "sync_batchnorm", False) else 0)
+
+
 def ring_factor(processes: int) -> float:
     """How often each byte crosses a link in a ring all-reduce: 2 (n - 1) / n (Patarasuk and Yuan 2009)."""
     return 2 * (processes - 1) / processes
@@ -74,10 +79,10 @@ def ring_seconds(exchanged: int, processes: int, gbits: float) -> float:
     return 8 * ring_factor(processes) * exchanged / (gbits * 1e9)
 
 
-def measure_exchange(module: nn.Module, repeats: int = 5) -> float:
-    """Seconds of an all-reduce of as many bytes as the gradients have; called on all ranks."""
+def measure_exchange(module: nn.Module, strategy: object, repeats: int = 5) -> float:
+    """Seconds of an all-reduce of as many bytes as a step exchanges; called on all ranks."""
     device = next(module.parameters()).device
-    values = torch.zeros(max(1, gradient_bytes(module) // 4), device=device)
+    values = torch.zeros(max(1, exchanged_bytes(module, strategy) // 4), device=device)
     seconds = []
     for _ in range(repeats):
         if device.type == "cuda":
@@ -88,11 +93,6 @@ def measure_exchange(module: nn.Module, repeats: int = 5) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
-
-
-def _exchanged(together: Together) -> int:
-    module, strategy = together.rehearsal.module, together.rehearsal.trainer.strategy
-    return gradient_bytes(module) + (batchnorm_bytes(module) if getattr(strategy, "sync_batchnorm", False) else 0)
 
 
 def _time(seconds: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed.agreement import by_rank
+from ..distributed.heartbeat import short
 from ..distributed.probe import Unused, advice, describe, probe_batch
 from ..distributed.told import listed, ranks
 from ..distributed.undo import nothing_happened
@@ -18,7 +19,7 @@ from ..runs import CHECKPOINTS, LAST
 from .finding import Finding, check, failure, passed, warning
 from .listing import ranks_list_alike
 from .rehearsal import Rehearsal
-from .written import on_several_ranks, shown
+from .written import on_several_ranks
 
 _LISTED = 3
 
@@ -36,7 +37,7 @@ class Seen:
         files: That the user's code has written: path to line.
         memory: Bytes at most.
         step_seconds: Of an optimizer step.
-        exchange_seconds: Of an all-reduce of as many bytes as the gradients have.
+        exchange_seconds: Of an all-reduce of as many bytes as a step exchanges.
     """
 
     cases: Mapping[str, Sequence[str]]
@@ -143,7 +144,7 @@ def no_file_is_written_by_several_ranks(together: Together) -> Iterator[Finding]
     for path, (where, line) in list(several.items())[:_LISTED]:
         yield failure(
             "folder-race",
-            f"'{shown(path)}' is written by {ranks(where)}, at {line}.",
+            f"'{short(path)}' is written by {ranks(where)}, at {line}.",
             "All ranks run the same code, and the last one to write wins; half-written files are read.",
             "Write it on rank 0 alone (if trainer.is_global_zero:), or into a folder of each rank's own.",
         )

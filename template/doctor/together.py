@@ -53,7 +53,7 @@ def train(plan: Plan, folder: Path, teller: Teller) -> None:
             written.files,
             exchange.memory,
             times.median(cli.trainer.accumulate_grad_batches),
-            measure_exchange(cli.model),
+            measure_exchange(cli.model, cli.trainer.strategy),
         )
     )
     measured = json.loads((folder / GO).read_text(encoding="utf-8"))

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -89,8 +88,3 @@ def on_several_ranks(files: list[dict[str, str]]) -> dict[str, tuple[list[int], 
         for path in some:
             ranks.setdefault(path, []).append(rank)
     return {path: (where, files[where[0]][path]) for path, where in ranks.items() if len(where) > 1}
-
-
-def shown(path: str) -> str:
-    """A path as seen from the working directory, if it lies below."""
-    return short(str(Path(path)))

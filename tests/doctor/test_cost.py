@@ -66,7 +66,7 @@ def test_the_arithmetic_says_what_it_is_and_warns_where_it_is_most_of_a_step() -
 
 
 def _measured(rank: int) -> float:
-    return measure_exchange(network())
+    return measure_exchange(network(), SimpleNamespace(sync_batchnorm=True))
 
 
 def test_the_exchange_is_measured_on_all_ranks(tmp_path: Path) -> None:
