@@ -59,6 +59,7 @@ def train(
     interval: str = "epoch",
     more: tuple[Callback, ...] = (),
     checkpoint: RankZeroCheckpoint | None = None,
+    rank: int = 0,
     **settings: Any,
 ) -> tuple[dict[str, Tensor], Trainer]:
     silence_known()
@@ -74,7 +75,7 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[StopOnSignal(0.001), ExactResume(), RankLogs(run / "rank_0"), *monitor, *more, keeper],
+        callbacks=[StopOnSignal(0.001), ExactResume(), RankLogs(run / f"rank_{rank}"), *monitor, *more, keeper],
         plugins=[Copies()],
         default_root_dir=run,
         **{"devices": 1, "max_epochs": 3, **settings},
@@ -176,7 +177,7 @@ def _on_ranks(rank: int, world_size: int, run: Path, ckpt_path: Path | None) -> 
     world._store = dist.distributed_c10d._get_default_store()
     keeper = RankZeroCheckpoint(every_n_minutes=1e-6)
     more = {"devices": world_size, "strategy": SafeDDPStrategy(), "checkpoint": keeper, "max_epochs": 2}
-    weights, trainer = train(run, ckpt_path, **more)
+    weights, trainer = train(run, ckpt_path, rank=rank, **more)
     return weights, trainer.global_step
 
 
