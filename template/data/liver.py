@@ -7,10 +7,7 @@ wheel says MIT and says nothing about the data; LiTS itself is CC BY-NC-ND. For 
 
 from __future__ import annotations
 
-import hashlib
 import io
-import subprocess
-import sys
 import tempfile
 import zipfile
 from functools import cached_property
@@ -28,6 +25,7 @@ from ..distributed.faults import NamedError
 from .dataset import Case
 from .module import SegmentationData, Split
 from .transforms import abdominal_window
+from .wheels import Wheel, download_wheel, sha256
 
 REQUIREMENT = "liver-ct-segmentation-package==1.6.0"
 WHEEL = "liver_ct_segmentation_package-1.6.0-py2.py3-none-any.whl"
@@ -79,7 +77,12 @@ def fetch(folder: Path) -> None:
         # Files are made beside their place and renamed: whole or not there, also when two runs do this at once.
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             if not (folder / WHEEL).is_file():
-                _download(Path(temporary), folder).replace(folder / WHEEL)
+                rank_zero_info(
+                    f"Fetching a CT (4.5 MB, {REQUIREMENT}) to {folder.resolve()}: for research and teaching."
+                )
+                wheel = Wheel(REQUIREMENT, WHEEL, SHA256[WHEEL])
+                instead = f", or {IMAGE} and {LABELS} out of it,"
+                download_wheel(wheel, Path(temporary), folder, instead).replace(folder / WHEEL)
             with zipfile.ZipFile(io.BytesIO(_verified(folder / WHEEL))) as archive:
                 for name in (IMAGE, LABELS):
                     member = Path(temporary) / name
@@ -105,42 +108,12 @@ def load(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     return image.astype(np.float32), labels.astype(np.uint8)
 
 
-def _download(temporary: Path, folder: Path) -> Path:
-    """Fetch the wheel into a temporary folder; ``folder`` is where a person could put it instead."""
-    rank_zero_info(f"Fetching a CT (4.5 MB, {REQUIREMENT}) to {folder.resolve()}: for research and teaching.")
-    # Wheels only: pip would run the setup.py of a source archive.
-    command = ["pip", "download", "--no-deps", "--only-binary", ":all:", REQUIREMENT]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "--disable-pip-version-check", "--retries", "2", "--dest", str(temporary)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    wheel = temporary / WHEEL
-    if done.returncode != 0 or not wheel.is_file():
-        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-    elif (found := _sha256(wheel.read_bytes())) != SHA256[WHEEL]:
-        reason = f"the SHA-256 of what came is {found}, not {SHA256[WHEEL]}"
-    else:
-        return wheel
-    raise NamedError(
-        "download",
-        f"{WHEEL} could not be fetched: {reason}.",
-        fix=f"Where there is a network, run `python -m {' '.join(command)}`; put {WHEEL}, or {IMAGE} and {LABELS} "
-        f"out of it, into {folder.resolve()}.",
-    )
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def _verified(path: Path) -> bytes:
     """Content of one of the files of :data:`SHA256`, once its checksum is right."""
     if not path.is_file():
         raise NamedError("data-missing", f"{path.resolve()} does not exist.")
     content = path.read_bytes()
-    if (found := _sha256(content)) != SHA256[path.name]:
+    if (found := sha256(content)) != SHA256[path.name]:
         raise NamedError(
             "data-unreadable",
             f"{path.resolve()} ({len(content)} bytes) has the SHA-256 {found}, not {SHA256[path.name]}.",

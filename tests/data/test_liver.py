@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from template.data import liver
+from template.data import liver, wheels
 from template.data.liver import IMAGE, LABELS, WHEEL, LiverCT, fetch, load, split_slices, threshold_dice
 from template.distributed.faults import NamedError
 
@@ -75,7 +75,7 @@ class Index:
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch, wheel: bytes) -> Index:
     served = Index(wheel)
-    monkeypatch.setattr(liver.subprocess, "run", served)
+    monkeypatch.setattr(wheels.subprocess, "run", served)
     return served
 
 
@@ -202,7 +202,7 @@ def test_files_placed_by_hand_need_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: dict[str, bytes], wheel: bytes, by_hand: list[str]
 ) -> None:
     offline = Index(None)
-    monkeypatch.setattr(liver.subprocess, "run", offline)
+    monkeypatch.setattr(wheels.subprocess, "run", offline)
     for name in by_hand:
         (tmp_path / name).write_bytes({**contents, WHEEL: wheel}[name])
     fetch(tmp_path)
@@ -214,7 +214,7 @@ def test_offline_says_which_file_to_put_where_and_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = "WARNING: Retrying\nERROR: No matching distribution found for liver-ct-segmentation-package==1.6.0\n"
-    monkeypatch.setattr(liver.subprocess, "run", Index(None, errors))
+    monkeypatch.setattr(wheels.subprocess, "run", Index(None, errors))
     with pytest.raises(NamedError, match="No matching distribution found") as caught:
         fetch(tmp_path / "ct")
     assert caught.value.identifier == "download"
@@ -230,7 +230,7 @@ def test_offline_says_which_file_to_put_where_and_how_to_get_it(
 
 
 def test_a_wheel_that_is_not_the_expected_one_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liver.subprocess, "run", Index(b"<html>log in</html>"))
+    monkeypatch.setattr(wheels.subprocess, "run", Index(b"<html>log in</html>"))
     with pytest.raises(NamedError, match="SHA-256") as caught:
         fetch(tmp_path)
     assert caught.value.identifier == "download"
