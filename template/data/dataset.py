@@ -47,16 +47,19 @@ def seeded(*words: int) -> Iterator[None]:
         words: Non-negative integers, such as (seed, epoch, sample).
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.default_generator.get_state()
     seeds = np.random.SeedSequence(words).generate_state(3)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(seeds[0]))
-        np.random.seed(seeds[1])
-        random.seed(int(seeds[2]))
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    # Not torch.manual_seed: it would seed the GPUs too, where dropout would then draw the same numbers in every step,
+    # and for each GPU to come it writes down the stack, which takes longer than to read and transform an image.
+    torch.default_generator.manual_seed(int(seeds[0]))
+    np.random.seed(seeds[1])
+    random.seed(int(seeds[2]))
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.default_generator.set_state(torch_state)
 
 
 class CaseDataset(Dataset[Sample]):
@@ -121,7 +124,9 @@ class CaseDataset(Dataset[Sample]):
             with seeded(self.seed, epoch, index, _DRAW):
                 case = self.draw(case)
         image, mask = self.checked(case)
+        size = self._size(image, case)
         sample: Sample = {"image": tv_tensors.Image(image)}
+        del image  # of a volume it is large, and no longer needed when the first transform has been at it
         if self.augment is not None:
             if mask is None:
                 raise NamedError(
@@ -131,15 +136,15 @@ class CaseDataset(Dataset[Sample]):
                     fix="Add the mask, or leave the case out of cases().",
                 )
             sample["mask"] = tv_tensors.Mask(mask)
-        sample = _transformed(sample, self.preprocess, case, "preprocess")
+        _transform(sample, self.preprocess, case, "preprocess")
         if self.augment is not None:
             with seeded(self.seed, epoch, index):
-                sample = _transformed(sample, self.augment, case, "augment")
+                _transform(sample, self.augment, case, "augment")
         elif mask is not None:
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
             sample["mask"] = mask
         sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
-        return {**sample, "case": case, "size": self._size(image, case)}
+        return {**sample, "case": case, "size": size}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Sample] | NamedError:
         """Make the samples of a batch; a named failure is returned, since raising it in a worker loses its parts."""
@@ -183,7 +188,7 @@ class CaseDataset(Dataset[Sample]):
             )
         if image.numel() == 0:
             raise NamedError("data-unreadable", f"'{case.name}' is an empty image of shape {list(image.shape)}.")
-        if not torch.isfinite(image).all():
+        if not torch.isfinite(torch.stack(torch.aminmax(image))).all():  # NaN is the smallest and the largest
             raise NamedError("data-not-finite", f"'{case.name}' has values that are NaN or infinite.")
         if mask is not None:
             self._check_mask(image, mask, case)
@@ -212,7 +217,8 @@ class CaseDataset(Dataset[Sample]):
             )
 
 
-def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> Sample:
+def _transform(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> None:
+    """Transform a sample in its place, so that nobody holds what a module has replaced."""
     for number, module in enumerate(modules):
         shape, keys, fitted = list(sample["image"].shape), list(sample), _fit(sample)
         place = f"data.{key}[{number}], {type(module).__name__},"
@@ -232,7 +238,10 @@ def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: 
                 cause="A transform is given a dictionary of image and mask, and gives one back.",
                 fix="Give the changed dictionary back, with all of its keys.",
             )
-        sample = made
+        made = dict(made)  # it may be the sample
+        sample.clear()
+        sample.update(made)
+        del made
         if fitted and not _fit(sample):
             shapes = list(sample["image"].shape), list(sample["mask"].shape)
             raise NamedError(
@@ -241,7 +250,6 @@ def _transformed(sample: Sample, modules: Sequence[nn.Module], case: Case, key: 
                 cause="It changes the image alone, or both in different ways.",
                 fix="Change 'image' and 'mask' alike; the geometry of torchvision.transforms.v2 does.",
             )
-    return sample
 
 
 def _fit(sample: Sample) -> bool:

@@ -70,6 +70,15 @@ def test_seeding_leaves_the_generators_as_they_were() -> None:
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
 
 
+def test_seeding_leaves_the_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Dropout on a GPU would draw the same numbers in every step, since nobody puts its generator back.
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU's generator was seeded"))
+    with seeded(4, 5, 6):
+        first = torch.rand(3)
+    with seeded(4, 5, 6):
+        assert torch.equal(torch.rand(3), first)
+
+
 def test_evaluation_keeps_the_mask_at_its_own_size() -> None:
     small = [v2.Resize((2, 3))]
     evaluated, trained = dataset(preprocess=small)[0], dataset(preprocess=small, augment=[])[(0, 0)]
