@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any, Literal
+from weakref import proxy
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
+from ..distributed.faults import NamedError
 from ..distributed.heartbeat import short
 from ..distributed.stop import Stopped
 from ..runs import LAST
-from .checkpoint_io import check_room
+from .checkpoint_io import AtomicCheckpointIO, Plan, check_room
+from .heartbeats import Heartbeats
 from .history import log_now
 
 
@@ -32,10 +37,12 @@ class RankZeroCheckpoint(ModelCheckpoint):
         every_n_epochs: Epochs between two checkpoints.
         every_n_train_steps: Optimizer steps between two checkpoints; 0: at the end of epochs alone.
         every_n_minutes: Minutes of rank 0's clock between two checkpoints; 0: at the end of epochs alone.
+        background: Let the training go on while a checkpoint is written; takes as much memory as one is large.
 
     The command line sets ``dirpath`` to the run's ``checkpoints``.
 
     Attributes:
+        background: Whether the training goes on while a checkpoint is written.
         save_soon: Save at the next place that allows it; the same on all ranks.
         stop_signal: Save at the next place that allows it and stop, as this signal asks; the same on all ranks.
         validation_is_due: Whether the checkpoint that is being written is of the inside of a validation.
@@ -49,7 +56,9 @@ class RankZeroCheckpoint(ModelCheckpoint):
         every_n_epochs: int = 1,
         every_n_train_steps: int = 0,
         every_n_minutes: float = 0.0,  # a whole number would be saved as another text
+        background: bool = True,
     ) -> None:
+        self._io: AtomicCheckpointIO | None = None
         super().__init__(
             filename=f"best-{{epoch:03d}}-{monitor.replace('/', '_')}={{{monitor}:.4f}}",
             auto_insert_metric_name=False,
@@ -70,7 +79,13 @@ class RankZeroCheckpoint(ModelCheckpoint):
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self.validation_is_due = False
+        self.background = background
+        #: What goes with the next last.ckpt: files written before it, and deleted after it.
+        self._first: list[str] = []
         self._outdated: list[str] = []
+        #: Whether there is a best checkpoint that the loggers have not been told of.
+        self._untold = False
+        self._has_room = False
         #: Whether this epoch has scores; else those of an earlier one would be taken for its own.
         self._validated = False
 
@@ -85,12 +100,19 @@ class RankZeroCheckpoint(ModelCheckpoint):
         if stage == "fit" and data is not None and hasattr(data, "num_samples") and not data.num_samples("val"):
             self.monitor, self.filename = None, "{epoch:03d}"
         super().setup(trainer, pl_module, stage)
+        io = trainer.strategy.checkpoint_io
+        # A strategy with a way of its own to save, such as one of parts, writes when it is told to.
+        usual = type(trainer.strategy).save_checkpoint is Strategy.save_checkpoint
+        self._io = io if isinstance(io, AtomicCheckpointIO) and usual else None
+        if self._io is not None:
+            beats = (one for one in trainer.callbacks if isinstance(one, Heartbeats))  # type: ignore[attr-defined]
+            self._io.writer.moving = next((one.writing for one in beats), self._io.writer.moving)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out that there is no room before an hour of training is lost."""
         super().on_train_start(trainer, pl_module)
-        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        self._saved_at, self._saved_step, self._has_room = time.monotonic(), trainer.global_step, False
         if trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False):
             check_room(Path(str(self.dirpath)), pl_module, copies=max(0, self.save_top_k) + 2)
 
@@ -100,6 +122,8 @@ class RankZeroCheckpoint(ModelCheckpoint):
     ) -> None:
         """Inside an epoch."""
         step = trainer.global_step
+        self._look(trainer)
+        self._make_room(trainer, pl_module)
         if self._steps and step % self._steps == 0 and step != self._saved_step:
             self.save_soon = True
         if self._wanted(trainer) and _between_steps(trainer, batch_idx) and not _validation_due(trainer, batch_idx):
@@ -126,6 +150,23 @@ class RankZeroCheckpoint(ModelCheckpoint):
         if self._wanted(trainer) or (at_end and not getattr(trainer, "fast_dev_run", False)):
             self._save_last(trainer)
 
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the fit with all files in place, on all ranks."""
+        super().on_train_end(trainer, pl_module)
+        self._settle(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Finish the checkpoint that is being written, whatever ends the fit."""
+        super().on_exception(trainer, pl_module, exception)
+        try:
+            self._drain()
+        except NamedError as error:
+            if isinstance(exception, KeyboardInterrupt):  # an end that tells the user to resume
+                raise
+            warnings.warn(str(error), stacklevel=2)  # what ended the fit is told as its end
+
     def stop_in_validation(self, trainer: Trainer) -> None:
         """Save on all ranks, inside of a validation that the resumed run begins anew, and stop.
 
@@ -135,6 +176,8 @@ class RankZeroCheckpoint(ModelCheckpoint):
         if _between_steps(trainer, trainer.fit_loop.epoch_loop.batch_idx):
             self.validation_is_due = True
             self._save_last(trainer)
+        else:
+            self._settle(trainer)
         rank_zero_info(self._stopped(trainer, " in the validation"))
         raise Stopped(self.stop_signal or 0)
 
@@ -178,6 +221,25 @@ class RankZeroCheckpoint(ModelCheckpoint):
         else:
             del checkpoint["callbacks"][self.state_key]
 
+    @property
+    def best_model_path(self) -> str:
+        """Path of the best checkpoint; whoever asks on rank 0 finds the file there."""
+        self._drain()
+        return self._best_model_path
+
+    @best_model_path.setter
+    def best_model_path(self, path: str) -> None:
+        self._best_model_path = path
+
+    @override
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        if self._io is None:
+            super()._save_checkpoint(trainer, filepath)
+            return
+        # One state for this file and the last.ckpt that follows at once, instead of a wait between them.
+        self._first.append(filepath)
+        self._last_global_step_saved, self._last_checkpoint_saved = trainer.global_step, filepath
+
     @override
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         # Not before a last.ckpt is written that no longer names it as the best.
@@ -194,14 +256,56 @@ class RankZeroCheckpoint(ModelCheckpoint):
     def _save_last(self, trainer: Trainer) -> None:
         """Save, on all ranks; and stop, if that was asked for."""
         log_now(trainer)
-        trainer.save_checkpoint(str(Path(str(self.dirpath)) / LAST))
-        for path in self._outdated:
-            super()._remove_checkpoint(trainer, path)
+        last = str(Path(str(self.dirpath)) / LAST)
+        if self._io is None:
+            trainer.save_checkpoint(last)
+            for path in self._outdated:
+                super()._remove_checkpoint(trainer, path)
+        else:
+            self._look(trainer, wait=True)
+            # A rank that stops waits for the file: once one of them has ended, a launcher ends the others.
+            background = self.background and self.stop_signal is None
+            plan = Plan(background, tuple(self._first), tuple(self._outdated))
+            trainer.save_checkpoint(last, storage_options=plan)
+            self._untold = bool(self._first)
+            self._look(trainer)
+        self._first.clear()
         self._outdated.clear()
         self.save_soon, self._saved_at, self._saved_step = False, time.monotonic(), trainer.global_step
         if self.stop_signal is not None and not self.validation_is_due:
             rank_zero_info(self._stopped(trainer, ""))
             raise Stopped(self.stop_signal)
+
+    def _make_room(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Once the optimizer has a state, on rank 0, which writes."""
+        if self._has_room or not trainer.global_step or getattr(trainer, "fast_dev_run", False):
+            return
+        self._has_room = True
+        if self._io is not None and self.background and trainer.is_global_zero:
+            states = [dict(optimizer.state) for optimizer in trainer.optimizers]
+            self._io.make_room({"state_dict": pl_module.state_dict(), "optimizer_states": states})
+
+    def _drain(self) -> None:
+        if self._io is not None:
+            self._io.writer.drain()
+
+    def _look(self, trainer: Trainer, wait: bool = False) -> None:
+        """Learn of a failed write, and tell loggers of a best checkpoint as soon as it is there."""
+        if self._io is None:
+            return
+        if wait:
+            self._io.writer.drain()
+        self._io.writer.check()
+        if self._untold and not self._io.writer.busy:
+            self._untold = False
+            if trainer.is_global_zero:
+                for logger in trainer.loggers:
+                    logger.after_save_checkpoint(proxy(self))
+
+    def _settle(self, trainer: Trainer) -> None:
+        """Wait on all ranks until rank 0 has written."""
+        self._look(trainer, wait=True)
+        trainer.strategy.barrier("checkpoint")
 
 
 def _between_steps(trainer: Trainer, batch_idx: int) -> bool:

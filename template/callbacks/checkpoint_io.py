@@ -7,12 +7,11 @@ import errno
 import os
 import shutil
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
@@ -22,42 +21,106 @@ from typing_extensions import override
 
 from ..distributed.faults import NamedError
 from ..runs import alternative, damage, damaged, part_of
+from .background import BackgroundWriter, Snapshots, not_forked
+from .plain import plain
 
-#: What ``torch.load(weights_only=True)`` takes, by exact type: a subclass such as ``numpy.float64`` is refused by it.
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    type(None),
-    torch.Tensor,
-    torch.nn.Parameter,
-)
-_SEQUENCES = (list, tuple, set, torch.Size)
 #: Errors of a full disk, a used-up quota, and a limit on the size of files.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What else belongs to a checkpoint; given as ``storage_options``.
+
+    Attributes:
+        background: Return as soon as the state is copied, and write while the training goes on.
+        first: Files that hold the same, written before.
+        outdated: Files that are deleted when all is written.
+    """
+
+    background: bool = False
+    first: tuple[str, ...] = ()
+    outdated: tuple[str, ...] = ()
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a name beside the target, flushes to disk, renames: a kill or a full disk leaves the old file whole."""
+    """Writes to a name beside the target, flushes to disk, renames: a kill or a full disk leaves the old file whole.
+
+    Attributes:
+        writer: What is written in the background. One write at a time: whoever saves or loads waits for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writer = BackgroundWriter()
+        self.writer.progress = self._progress
+        self._snapshots = Snapshots()
+        self._part: Path | None = None
 
     @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Plan | None = None) -> None:
         """Write a checkpoint; Lightning calls this on rank 0 alone.
 
         Raises:
-            NamedError: It holds something that ``torch.load(weights_only=True)`` refuses, or cannot be written.
+            NamedError: It holds something that ``torch.load(weights_only=True)`` refuses, or cannot be written; or the
+                one before, which was written in the background, could not be.
         """
         checkpoint = plain(checkpoint)
-        target = Path(path)
-        part = part_of(target)
+        plan = storage_options or Plan()
+        self.writer.drain()
+
+        def job() -> None:
+            for target in (*plan.first, path):
+                self.write(checkpoint, Path(target))
+            for target in plan.outdated:
+                self.remove_checkpoint(target)
+
+        if plan.background:
+            checkpoint = self._snapshots.take(checkpoint)
+            self.writer.start(job)
+        else:
+            job()
+
+    @override
+    def remove_checkpoint(self, path: _PATH) -> None:
+        """Delete a checkpoint.
+
+        Raises:
+            NamedError: It cannot be deleted.
+        """
+        try:
+            super().remove_checkpoint(path)
+        except OSError as error:
+            raise _unwritable(f"The checkpoint '{path}' cannot be deleted", error, Path(path).parent) from error
+
+    @override
+    def teardown(self) -> None:
+        """Wait for what is being written, and give its memory back."""
+        self.writer.drain()
+        self._snapshots.release()
+
+    def make_room(self, content: Any) -> None:
+        """Take the memory for copies of a training's state in the background.
+
+        Args:
+            content: The state.
+        """
+        self.writer.start(self._snapshots.room_for(content))
+
+    def write(self, checkpoint: dict[str, Any], target: Path) -> None:
+        """Write one file, now.
+
+        Args:
+            checkpoint: Of plain types.
+            target: The file.
+
+        Raises:
+            NamedError: It cannot be written.
+        """
+        part = self._part = part_of(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
+            with part.open("wb") as file, not_forked(file.fileno()):
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -81,6 +144,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             NamedError: The file is missing, damaged, or would run code on loading.
         """
+        self.writer.drain()
         file = Path(path)
         if not file.is_file():
             raise NamedError("no-checkpoint", f"The checkpoint '{file}' does not exist.")
@@ -97,6 +161,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 fix=alternative(file),
             ) from error
         return normalize(content, file)
+
+    def _progress(self) -> object:
+        with contextlib.suppress(OSError, AttributeError):
+            return self._part, self._part.stat().st_size  # type: ignore[union-attr]
+        return self._part
 
 
 def normalize(content: Any, file: Path) -> dict[str, Any]:
@@ -147,38 +216,6 @@ def continues(path: str, module: LightningModule) -> bool:
     return False
 
 
-def plain(content: Any, where: str = "") -> Any:
-    """The content of a checkpoint in types that ``torch.load(weights_only=True)`` loads again.
-
-    NumPy's numbers become Python's, and subclasses of lists, tuples, dicts and tensors what they derive from.
-
-    Args:
-        content: Returned as it is where it is plain already.
-        where: Place in the checkpoint, for the message.
-
-    Raises:
-        NamedError: There is anything else; the message names its place.
-    """
-    if isinstance(content, np.generic):
-        content = content.item()
-    if isinstance(content, Mapping):
-        items = {
-            _key(key, where): plain(item, f"{where}.{key}" if where else str(key)) for key, item in content.items()
-        }
-        kept = type(content) in (dict, OrderedDict) and all(items[key] is item for key, item in content.items())
-        return content if kept else items
-    if isinstance(content, _SEQUENCES):
-        values = [plain(value, f"{where}[{number}]") for number, value in enumerate(content)]
-        if type(content) in _SEQUENCES and all(new is old for new, old in zip(values, content, strict=True)):
-            return content
-        return next(kind for kind in _SEQUENCES if isinstance(content, kind))(values)
-    if type(content) in _PLAIN:
-        return content
-    if isinstance(content, torch.Tensor):
-        return content.as_subclass(torch.Tensor)
-    raise _not_plain(content, where)
-
-
 def check_room(folder: Path, module: LightningModule, copies: int) -> None:
     """Make sure that checkpoints can be written, before anything is trained; called on rank 0.
 
@@ -217,17 +254,6 @@ def check_room(folder: Path, module: LightningModule, copies: int) -> None:
 
 def _mib(size: float) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size:.0f} bytes"
-
-
-def _key(key: Any, prefix: str) -> Any:
-    if type(key) not in _PLAIN:
-        raise _not_plain(key, f"{prefix}{key}")
-    return key
-
-
-def _not_plain(content: Any, where: str) -> NamedError:
-    kind = f"{type(content).__module__}.{type(content).__qualname__}"
-    return NamedError("checkpoint-not-plain", f"The checkpoint's entry '{where}' is a {kind}.")
 
 
 def _unwritable(what: str, error: Exception, folder: Path) -> NamedError:

@@ -25,6 +25,10 @@ class Heartbeats(Callback):
         self._underway = watchdog.underway
         self._failed = watchdog.on_exception
 
+    def writing(self) -> None:
+        """Say that what the training waits for, a checkpoint on its way to the disk, gets on."""
+        self._note("checkpoint")
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._note("set-up")

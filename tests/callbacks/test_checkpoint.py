@@ -19,7 +19,8 @@ from lightning import Trainer
 from torchvision import tv_tensors
 
 from template.callbacks.checkpoint import RankZeroCheckpoint
-from template.callbacks.checkpoint_io import AtomicCheckpointIO, check_room, continues, normalize, plain
+from template.callbacks.checkpoint_io import AtomicCheckpointIO, check_room, continues, normalize
+from template.callbacks.plain import plain
 from template.distributed.faults import NamedError
 from template.models.segmenter import Segmenter
 

@@ -37,10 +37,10 @@ STEPS = 5  # an epoch
 class Copies(AtomicCheckpointIO):
     """Keeps every checkpoint that is written as the last one."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        super().save_checkpoint(checkpoint, path)
-        if Path(path).name == "last.ckpt":
-            shutil.copy(path, Path(path).with_name(f"at-{checkpoint['global_step']:02d}.ckpt"))
+    def write(self, checkpoint: dict[str, Any], target: Path) -> None:
+        super().write(checkpoint, target)
+        if target.name == "last.ckpt":
+            shutil.copy(target, target.with_name(f"at-{checkpoint['global_step']:02d}.ckpt"))
 
 
 def cosine(optimizer: Any) -> Any:
