@@ -96,7 +96,7 @@ class DecodedVolumes:
             if geometry is not None:
                 check_same_place(Path(volume.images[0]), geometry, file, place, "channel")
             geometry = geometry or place
-            if not np.isfinite(voxels).all():
+            if not np.isfinite([voxels.min(), voxels.max()]).all():  # NaN is the smallest and the largest
                 raise NamedError("data-not-finite", f"'{file}' has voxels that are NaN or infinite.")
             parts.append(voxels)
         assert geometry is not None
@@ -108,7 +108,13 @@ class DecodedVolumes:
     def _decoded_mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
         file = Path(str(volume.mask))
         values, geometry = self.reader.labels(file, Path(volume.images[0]))
-        labels = self.values.to_classes(values.reshape(len(values), -1), file).reshape(values.shape)
+        labels = np.empty(values.shape, np.uint8)
+        try:
+            for plane, of_file in zip(labels, values, strict=True):
+                plane[:] = self.values.to_classes(of_file, file)
+        except NamedError:  # says which values there are: in all of the file, and not only as far as it was read
+            self.values.to_classes(values.reshape(len(values), -1), file)
+            raise
         return resampled(labels[None], self.grid(geometry))[0] if resample else labels
 
     def grid(self, geometry: Geometry) -> tuple[int, int, int]:

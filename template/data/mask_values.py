@@ -92,11 +92,12 @@ class MaskValues:
             for code, label in self.meaning.items():
                 labels[codes == code] = label
         else:
-            codes = values
-            inside = values if values.dtype == np.uint8 else np.clip(values, 0, _LARGEST)
+            fits = values.dtype in (np.uint8, np.uint16)
+            codes = values if fits else values.astype(np.int64)
+            inside = codes if fits else np.clip(codes, 0, _LARGEST)
             labels = self._table[inside]
-            if values.dtype.itemsize > 2:
-                labels[inside != values] = -1
+            if not fits:
+                labels[inside != codes] = -1
         if (labels < 0).any() or (self.two_tone and (codes == 255).any() and (codes == 1).any()):
             raise self._refusal(codes, path)
         return labels.astype(np.uint8)
@@ -121,10 +122,11 @@ class MaskValues:
             # Of several values that join in one class the first is written.
             for value, label in reversed(self.meaning.items()):
                 back[label] = value
-        values = back[labels]
         if self.colored:
+            values = back[labels]
             return np.stack([values >> 16, values >> 8 & 255, values & 255], axis=-1).astype(np.uint8), None
-        return values.astype(np.uint8 if max(back[: self.num_classes]) < 256 else np.uint16), None
+        # The table is narrowed, and not what comes out of it: of a volume that would be eight times as large.
+        return back.astype(np.uint8 if max(back[: self.num_classes]) < 256 else np.uint16)[labels], None
 
     def _refusal(self, codes: npt.NDArray[Any], path: Path) -> NamedError:
         found = np.unique(codes)

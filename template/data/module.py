@@ -22,6 +22,7 @@ from .loader import PositionedLoader, start_worker
 from .own_loader import evaluation_batch, told_of_loader, training_batch
 from .plan import BatchPlan, plan_batches
 from .sampler import EvaluationBatchSampler, GlobalBatchSampler
+from .volume_files import need_nibabel
 
 Split = Literal["train", "val", "test"]
 _STAGES: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -100,6 +101,11 @@ class SegmentationData(LightningDataModule):
             The image, float32 [C, *S] in raw units, and its mask, uint8 [*S] of labels, or None where it has none.
         """
 
+    def read_plane(self, case: Case, number: int, planes: int) -> Tensor:
+        """One slice [C, H, W] of a volume, ``number`` of the ``planes`` that its mask has."""
+        image, _ = self.read(case)
+        return image[:, number * image.shape[1] // planes]
+
     def spacing(self, case: Case) -> Sequence[float] | None:
         """Edges of a case's pixels or voxels, in millimetres, where its file tells; ``doctor`` compares them."""
         return None
@@ -136,16 +142,9 @@ class SegmentationData(LightningDataModule):
             file = folder / f"{case.name}.png"
             Image.fromarray(labels).save(file)
             return file
-        try:
-            import nibabel
-        except ImportError as error:
-            raise NamedError(
-                "not-installed",
-                f"The mask of '{case.name}' is a volume, and nibabel, which writes it as NIfTI, is not installed.",
-                fix="Install the extra: pip install '.[medical]'.",
-            ) from error
+        nibabel = need_nibabel()
         file = folder / f"{case.name}.nii.gz"
-        nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), file)  # type: ignore[no-untyped-call]
+        nibabel.save(nibabel.Nifti1Image(labels, np.eye(4)), file)
         return file
 
     def display(self, image: Tensor) -> Tensor:

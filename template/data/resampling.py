@@ -33,7 +33,7 @@ def resampled(volume: NDArray[Any], size: Sequence[int]) -> NDArray[Any]:
     """Resample a volume to another size; the field of view stays, voxel centres lie half a voxel within it.
 
     Args:
-        volume: Image float32 [C, D, H, W], interpolated linearly, or labels uint8 [C, D, H, W], by their nearest
+        volume: Image [C, D, H, W], interpolated linearly in float32, or labels uint8 [C, D, H, W], by their nearest
             neighbour.
         size: New D, H and W.
     """
@@ -42,11 +42,13 @@ def resampled(volume: NDArray[Any], size: Sequence[int]) -> NDArray[Any]:
     values = torch.from_numpy(volume)[None]
     if volume.dtype == np.uint8:
         return F.interpolate(values, tuple(size), mode="nearest-exact")[0].numpy()
-    return F.interpolate(values, tuple(size), mode="trilinear")[0].numpy()
+    return F.interpolate(values.float(), tuple(size), mode="trilinear")[0].numpy()
 
 
-def compact(image: NDArray[np.float32]) -> NDArray[Any]:
+def compact(image: NDArray[Any]) -> NDArray[Any]:
     """The image as int16, half the size, where all its values are such whole numbers; else as it is."""
+    if image.dtype == np.int16:
+        return image
     limits = np.iinfo(np.int16)
     if image.min() < limits.min or image.max() > limits.max:
         return image

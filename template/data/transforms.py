@@ -60,7 +60,8 @@ class Window(_OnImage):
 
     def intensity(self, image: Tensor, params: dict[str, Any]) -> Tensor:
         """Values in [0, 1]."""
-        return ((image - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        # In place of what it has made itself: volumes are large.
+        return (image - self.low).div_(self.high - self.low).clamp_(0.0, 1.0)
 
     def extra_repr(self) -> str:
         """The two ends."""
@@ -93,7 +94,7 @@ class Standardize(_OnImage):
         """Standardised values."""
         space = tuple(range(1, image.ndim))
         std, mean = torch.std_mean(image, dim=space, correction=0, keepdim=True)
-        return (image - mean) / std.clamp_min(self.eps)
+        return (image - mean).div_(std.clamp_min(self.eps))
 
     def extra_repr(self) -> str:
         """The floor of the divisor."""

@@ -95,7 +95,7 @@ class Geometry(NamedTuple):
 
 
 def need_nibabel() -> Any:
-    """The library that reads NIfTI.
+    """The library that reads and writes NIfTI.
 
     Raises:
         NamedError: ``not-installed``.
@@ -104,7 +104,7 @@ def need_nibabel() -> Any:
         import nibabel
     except ImportError as error:
         raise NamedError(
-            "not-installed", "nibabel, which reads NIfTI, is not installed.",
+            "not-installed", "nibabel, which reads and writes NIfTI, is not installed.",
             fix="Install the extra: pip install '.[medical]'.",
         ) from error  # fmt: skip
     return nibabel
@@ -122,30 +122,38 @@ def read_header(path: Path) -> tuple[Geometry, int]:
     return _checked_header(path, _load(path))
 
 
-def read_volume(path: Path) -> tuple[NDArray[np.float32], Geometry]:
+def read_volume(path: Path) -> tuple[NDArray[Any], Geometry]:
     """Read an image.
 
     Returns:
-        float32 [C, D, H, W] in the file's unit, slope and intercept applied (Hounsfield units in a CT); its geometry.
+        [C, D, H, W] in the file's unit, slope and intercept applied (Hounsfield units in a CT), and its geometry. Int16
+        where the file's numbers and its slope say that all values are such whole numbers, else float32.
 
     Raises:
         NamedError: ``data-unreadable``, with the file.
     """
     image = _load(path)
     geometry, channels = _checked_header(path, image)
-    voxels = _voxels(path, image)
-    if voxels.dtype.kind not in "iufb":
-        raise _unreadable(path, f"its voxels are {voxels.dtype}, no real numbers")
-    voxels = voxels.reshape(*geometry.shape, channels)
-    program = np.moveaxis(geometry.to_program(voxels), -1, 0)
-    return np.ascontiguousarray(program, dtype=np.float32), geometry
+    stored, slope, intercept = _stored(path, image)
+    if stored.dtype.kind not in "iufb":
+        raise _unreadable(path, f"its voxels are {stored.dtype}, no real numbers")
+    stored = np.moveaxis(geometry.to_program(stored.reshape(*geometry.shape, channels)), -1, 0)
+    small = stored.dtype.kind in "iub" and slope.is_integer() and intercept.is_integer()
+    if small:
+        ends = [int(end) * slope + intercept for end in (stored.min(), stored.max())]
+        small = min(ends) >= np.iinfo(np.int16).min and max(ends) <= np.iinfo(np.int16).max
+    values = np.empty(stored.shape, np.int16 if small else np.float32)
+    for of_channel, of_file in zip(values, stored, strict=True):
+        for plane, numbers in zip(of_channel, of_file, strict=True):  # in double precision a volume is four times large
+            plane[:] = numbers if (slope, intercept) == (1, 0) else numbers * np.float64(slope) + np.float64(intercept)
+    return values, geometry
 
 
-def read_labels(path: Path) -> tuple[NDArray[np.int64], Geometry]:
+def read_labels(path: Path) -> tuple[NDArray[Any], Geometry]:
     """Read a mask.
 
     Returns:
-        The file's values, integers [D, H, W]; its geometry.
+        The file's values, integers of any type [D, H, W]; its geometry.
 
     Raises:
         NamedError: ``data-unreadable``; ``mask-values`` where they are no whole numbers.
@@ -158,17 +166,25 @@ def read_labels(path: Path) -> tuple[NDArray[np.int64], Geometry]:
             f"The mask '{path}' has {channels} channels; it must be one volume of class numbers.",
             fix="Export it again as one volume in which each voxel holds its class.",
         )
-    voxels = _voxels(path, image).reshape(geometry.shape)
-    whole = np.rint(voxels) if voxels.dtype.kind == "f" else voxels
-    if voxels.dtype.kind == "f" and not np.allclose(voxels, whole, atol=1e-3, rtol=0.0):  # NaN is not close
-        some = ", ".join(f"{value:g}" for value in np.unique(voxels)[:5])
+    stored, slope, intercept = _stored(path, image)
+    stored = geometry.to_program(stored.reshape(geometry.shape))
+    if stored.dtype.kind in "iub" and (slope, intercept) == (1, 0):
+        return np.ascontiguousarray(stored), geometry
+    labels = np.empty(stored.shape, np.int32)
+    for plane, numbers in zip(labels, stored, strict=True):
+        values = numbers * np.float64(slope) + np.float64(intercept)
+        whole = np.rint(values)
+        if np.abs(values - whole).max() <= 1e-3 and np.abs(whole).max() < 2**31:  # NaN is not
+            plane[:] = whole
+            continue
+        some = ", ".join(f"{value:g}" for value in np.unique(stored * slope + intercept)[:5])
         raise NamedError(
             "mask-values",
             f"The mask '{path}' has the values {some} …, which are no whole numbers.",
             cause="A program has interpolated it, or written it with a slope and an intercept (scl_slope, scl_inter).",
             fix="Resample masks by their nearest neighbour, and write them as integers with a slope of 1.",
         )
-    return np.ascontiguousarray(geometry.to_program(whole), dtype=np.int64), geometry
+    return labels, geometry
 
 
 def write_labels(path: Path, labels: NDArray[np.uint8], geometry: Geometry) -> None:
@@ -180,7 +196,7 @@ def write_labels(path: Path, labels: NDArray[np.uint8], geometry: Geometry) -> N
         geometry: Of the image.
     """
     nibabel = need_nibabel()
-    image = nibabel.Nifti1Image(np.ascontiguousarray(geometry.to_file(labels)), geometry.affine)
+    image = nibabel.Nifti1Image(geometry.to_file(labels), geometry.affine)  # a view, which is written slice by slice
     # "Scanner" coordinates, as most programs expect; the quaternion form cannot hold a sheared affine.
     image.set_sform(geometry.affine, code=1)
     image.header.set_xyzt_units("mm")
@@ -292,10 +308,14 @@ def _checked_header(path: Path, image: Any) -> tuple[Geometry, int]:
     return Geometry(shape[:3], affine), shape[3] if len(shape) == 4 else 1  # type: ignore[arg-type]
 
 
-def _voxels(path: Path, image: Any) -> NDArray[Any]:
+def _stored(path: Path, image: Any) -> tuple[NDArray[Any], float, float]:
+    """Numbers as they are in the file, and the slope and intercept that make values of them."""
     nibabel = need_nibabel()
+    data = image.dataobj
     try:
-        return np.asanyarray(image.dataobj)
+        if type(data) is nibabel.arrayproxy.ArrayProxy:
+            return data.get_unscaled(), float(data.slope), float(data.inter)
+        return np.asanyarray(data), 1.0, 0.0  # a format with slopes of its own
     except (*_FAULTS, nibabel.filebasedimages.ImageFileError) as error:
         raise _unreadable(path, _reason(error)) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from .cache import key_of
@@ -19,15 +18,15 @@ class VolumeReader:
         """Geometry and number of channels of an image, without its voxels."""
         return read_header(image)
 
-    def image(self, image: Path) -> tuple[NDArray[np.float32], Geometry]:
-        """Voxels, float32 [C, D, H, W] in the file's unit, and geometry of an image."""
+    def image(self, image: Path) -> tuple[NDArray[Any], Geometry]:
+        """Voxels, int16 or float32 [C, D, H, W] in the file's unit, and geometry of an image."""
         return read_volume(image)
 
     def mask_geometry(self, mask: Path, image: Path) -> Geometry:
         """Geometry of the mask of an image, without its voxels."""
         return read_header(mask)[0]
 
-    def labels(self, mask: Path, image: Path) -> tuple[NDArray[np.int64], Geometry]:
+    def labels(self, mask: Path, image: Path) -> tuple[NDArray[Any], Geometry]:
         """Values, integers [D, H, W], and geometry of the mask of an image."""
         return read_labels(mask)
 

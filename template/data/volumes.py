@@ -192,6 +192,12 @@ class VolumeData(SegmentationData):
             np.array(self.decoded.mask(source, resample=False))
         )
 
+    @override
+    def read_plane(self, case: Case, number: int, planes: int) -> Tensor:
+        # The image may have been resampled to another grid than its file's, which is the mask's.
+        image = self.decoded.image(case.source)
+        return torch.from_numpy(np.array(image[:, number * image.shape[1] // planes], dtype=np.float32))
+
     def predict_cases(self, path: Path) -> list[Case]:
         """New volumes: one file, all NIfTI files of a folder and its subfolders, or those of a pattern (``*.nii.gz``).
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .sliding import Run, resized, sliding_logits, sliding_window
+from .sliding import Run, labels_of, resized, sliding_logits, sliding_window
 
 #: Slices or windows that are run at once; more would need memory, and make nothing faster.
 _AT_ONCE = 4
@@ -53,6 +53,10 @@ class Inference:
             image, self.window or shape, run, size=size, overlap=self.overlap, flips=self.flips, batch=_AT_ONCE
         )
 
+    def labels(self, image: Tensor, size: Sequence[int], run: Run) -> Tensor:
+        """The most probable class everywhere, uint8 [*size]; arguments as of :meth:`logits`."""
+        return labels_of(self.logits(image, size, run), size[0])
+
     def _in_plane(self, run: Run) -> Run:
         """A slice may be predicted in windows too."""
         if self.window is None and not self.flips:
@@ -74,3 +78,8 @@ def _of_planes(volume: Tensor, context: int, run: Run) -> Iterator[tuple[int, Te
         numbers = torch.arange(start, min(start + _AT_ONCE, depth))[:, None] + torch.arange(-context, context + 1)
         near = volume[:, numbers.clamp(0, depth - 1)]  # [C, B, 2 * context + 1, H, W]
         yield start, run(near.transpose(0, 1).flatten(1, 2)).transpose(0, 1)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """A batch of tensors of one shape; of one alone, which of a volume may be large, without a copy."""
+    return torch.stack(list(parts)) if len(parts) > 1 else parts[0][None]

@@ -18,7 +18,7 @@ from ..distributed.collectives import local_sums
 from ..distributed.faults import NamedError
 from ..labels import default_regions
 from .finite import LossWatch
-from .inference import Inference
+from .inference import Inference, joined
 from .losses import CrossEntropyDice
 from .metrics import MeanLoss, SegmentationScores
 from .misfit import refused_images
@@ -247,7 +247,7 @@ class Segmenter(LightningModule):
             images, mask = group["image"], group["mask"]
             if self.inference.in_slabs(images[0]):
                 pairs = zip(images, mask, strict=True)
-                predictions.append(torch.stack([self._score_slabs(*pair, scores, mean_loss) for pair in pairs]))
+                predictions.append(joined([self._score_slabs(*pair, scores, mean_loss) for pair in pairs]))
                 continue
             logits = _resize(self(images)[0], mask.shape[1:])
             # Processes hold different numbers of batches, so no collective may run here. The loss is that of each
@@ -292,11 +292,7 @@ class Segmenter(LightningModule):
         """Labels uint8 [N, *size]."""
         if not self.inference.in_slabs(images[0]):
             return _resize(self(images)[0], size).argmax(1).to(torch.uint8)
-        every = []
-        for image in images:
-            slabs = self.inference.logits(image, size, self._main_output)
-            every.append(torch.cat([logits.max(0).indices.to(torch.uint8) for _, logits in slabs]))
-        return torch.stack(every)
+        return joined([self.inference.labels(image, size, self._main_output) for image in images])
 
     def _first_output(self, image: Tensor) -> Any:
         try:

@@ -119,9 +119,21 @@ def sliding_labels(image: Tensor, window: Sequence[int], run: Run, **scan: Unpac
     Raises:
         NamedError: As :func:`sliding_logits`.
     """
+    return labels_of(sliding_logits(image, window, run, **scan), (scan.get("size") or image.shape[1:])[0])
+
+
+def labels_of(slabs: Iterator[tuple[int, Tensor]], planes: int) -> Tensor:
+    """The most probable class everywhere, from logits that come slab by slab.
+
+    Args:
+        slabs: As of :func:`sliding_logits`.
+        planes: Of all slabs together.
+
+    Returns:
+        Labels uint8 [planes, …].
+    """
     # On CPUs `max` takes a fifth of the time of `argmax`, with the same choice between equals: the first.
-    slabs = (slab.max(0).indices.to(torch.uint8) for _, slab in sliding_logits(image, window, run, **scan))
-    return _joined(slabs, (scan.get("size") or image.shape[1:])[0], axis=0)
+    return _joined((slab.max(0).indices.to(torch.uint8) for _, slab in slabs), planes, axis=0)
 
 
 def window_weights(window: Sequence[int], weights: Weights = "gaussian") -> Tensor:

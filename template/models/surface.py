@@ -14,8 +14,9 @@ def hd95(truth: NDArray[np.bool_], prediction: NDArray[np.bool_], spacing: Seque
 
     The larger of two percentiles: of the distances of the prediction's surface from the truth's, and the other way
     round (Huttenlocher et al. 1993, doi:10.1109/34.232073). A surface are the pixels with a neighbour outside along
-    an axis; what lies past the edge of the image is outside. Distances are looked up in a tree of the surface alone:
-    a liver in 512 × 512 × 400 voxels takes seconds and megabytes, where a distance transform needs gigabytes.
+    an axis; what lies past the edge of the image is outside. Distances are those of the surface alone, from transforms
+    of single slices: 4 bytes a voxel at most, where a distance transform of 512 × 512 × 400 voxels needs gigabytes,
+    and a tree of the surface takes minutes where the prediction is noise.
 
     Args:
         truth: Where the region is, [*S].
@@ -41,20 +42,50 @@ def hd95(truth: NDArray[np.bool_], prediction: NDArray[np.bool_], spacing: Seque
 
 def _percentile(start: NDArray[np.bool_], end: NDArray[np.bool_], spacing: Sequence[float]) -> float:
     """95th percentile of the distances of one edge from the other."""
-    from scipy.spatial import KDTree  # a third of a second, in `test` alone
-
+    if start.ndim == 2:
+        start, end, spacing = start[None], end[None], (1.0, *spacing)
     # Where both have an edge the distance is 0, which needs no search.
-    apart = _points(start & ~end, spacing)
-    distances = np.zeros(np.count_nonzero(start))
-    if len(apart):
-        tree = KDTree(_points(end, spacing), balanced_tree=False, compact_nodes=False)
-        distances[: len(apart)] = tree.query(apart)[0]
-    return float(np.percentile(distances, 95))
+    apart = start & ~end
+    distances = np.zeros(np.count_nonzero(start), np.float32)
+    if apart.any():
+        _measure(apart, end, spacing, distances)
+    return float(np.percentile(distances, 95, overwrite_input=True))
 
 
-def _points(edge: NDArray[np.bool_], spacing: Sequence[float]) -> NDArray[np.float64]:
-    """Places of pixels, [n, axes], in the unit of the spacing."""
-    return np.stack([index * size for index, size in zip(np.nonzero(edge), spacing, strict=True)], axis=1)
+def _measure(
+    places: NDArray[np.bool_], edge: NDArray[np.bool_], spacing: Sequence[float], distances: NDArray[np.float32]
+) -> None:
+    """Distance of each place from an edge, both [D, H, W], into the first of the distances.
+
+    The squared distance within the own slice, d²(z), and then the least d²(z ± k) + (k · spacing)² over the slices, of
+    which none is looked at that is further away than what is found: separable, as in Felzenszwalb and Huttenlocher
+    2012, doi:10.4086/toc.2012.v008a019.
+    """
+    from scipy.ndimage import distance_transform_edt  # a third of a second, in `test` alone
+
+    columns = places.any(axis=0)  # only here
+    places = places[:, columns]
+    within = np.full(places.shape, np.inf, np.float32)
+    for row, plane in zip(within, edge, strict=True):
+        if plane.any():
+            row[:] = np.square(distance_transform_edt(~plane, sampling=spacing[1:])[columns])
+    done = 0
+    for z, here in enumerate(places):
+        at = np.flatnonzero(here)
+        least = within[z, at]
+        place = np.arange(len(at))  # of those that may still come closer to an edge
+        for k in range(1, max(z, len(places) - 1 - z) + 1):
+            away = np.float32((k * spacing[0]) ** 2)
+            open_ = least[place] > away
+            if not open_.all():
+                place, at = place[open_], at[open_]
+            if not len(place):
+                break
+            for other in (z - k, z + k):
+                if 0 <= other < len(places):
+                    least[place] = np.minimum(least[place], within[other, at] + away)
+        distances[done : done + len(least)] = np.sqrt(least)
+        done += len(least)
 
 
 def _box(mask: NDArray[np.bool_]) -> tuple[slice, ...] | None:
@@ -77,4 +108,6 @@ def _edge(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         inside[1:] &= along[:-1]
         inside[:-1] &= along[1:]
         inside[0] = inside[-1] = False
-    return mask & ~inner
+    np.logical_not(inner, out=inner)
+    inner &= mask
+    return inner

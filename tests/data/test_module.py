@@ -125,5 +125,5 @@ def test_a_volume_is_written_as_nifti(tmp_path: Path) -> None:
 
 def test_a_volume_without_nibabel_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(NamedError, match=r"volume_7.*pip install '\.\[medical\]'"):
+    with pytest.raises(NamedError, match=r"nibabel, which reads and writes NIfTI.*pip install '\.\[medical\]'"):
         numbers().write(Case("volume_7", None), torch.zeros(2, 3, 4, dtype=torch.uint8), tmp_path)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from template.data.mask_values import MaskValues
 from template.data.volume_files import (
     Geometry,
     check_same_place,
@@ -95,17 +96,56 @@ def test_at_45_degrees_an_image_and_its_rounded_mask_are_turned_alike(degrees: f
             check_same_place(Path("image.nii"), image, Path("mask.nii"), mask)
 
 
-def test_slope_and_intercept_are_applied(tmp_path: Path) -> None:
-    stored = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
-    image = nibabel.Nifti1Image(stored, np.eye(4))
-    image.header.set_slope_inter(2.0, -1024.0)
-    nibabel.save(image, tmp_path / "ct.nii.gz")
-    raw = nibabel.load(tmp_path / "ct.nii.gz")
-    expected = np.asanyarray(raw.dataobj)
-    read, _ = read_volume(tmp_path / "ct.nii.gz")
-    assert read.min() == expected.min()
-    assert read[0, 0, 0, 0] == pytest.approx(float(expected[-1, -1, 0]))  # eye(4) is RAS: right, front, feet
-    assert read.dtype == np.float32
+def scaled(file: Path, stored: NDArray[Any], slope: float, intercept: float) -> Path:
+    """A file of these numbers; nibabel itself stores others, which give the same values."""
+    nibabel.save(nibabel.Nifti1Image(stored, np.eye(4)), file)
+    raw = bytearray(file.read_bytes())
+    raw[112:120] = np.array([slope, intercept], "<f4").tobytes()
+    file.write_bytes(bytes(raw))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("stored", "slope", "intercept", "kept"),
+    [
+        ("int16", 1.0, -1024.0, "int16"),
+        ("int16", -2.0, 3.0, "int16"),
+        ("uint8", 0.0, 0.0, "int16"),  # a slope of 0 is none
+        ("int16", 0.5, -1024.0, "float32"),
+        ("int16", 3000.0, 0.0, "float32"),
+        ("uint16", 1.0, 32745.0, "float32"),  # 23 becomes 32768
+        ("float32", 2.0, 1.0, "float32"),
+    ],
+)
+def test_slope_and_intercept_are_applied(
+    stored: str, slope: float, intercept: float, kept: str, tmp_path: Path
+) -> None:
+    file = scaled(tmp_path / "ct.nii", np.arange(24).astype(stored).reshape(2, 3, 4), slope, intercept)
+    read, _ = read_volume(file)
+    assert read.dtype == kept
+    expected = np.arange(24.0).reshape(2, 3, 4) * (slope or 1) + intercept
+    # eye(4) is RAS: the first voxel in the program is the right, front, inferior one.
+    assert np.array_equal(read[0], expected[::-1, ::-1].transpose(2, 1, 0))
+    assert np.array_equal(read[0].T[::-1, ::-1], np.asanyarray(nibabel.load(file).dataobj))
+
+
+@pytest.mark.parametrize("stored", ["int8", "int16", ">i2", "uint16", "int32", "uint32", "float32", "float64"])
+def test_labels_of_any_type(stored: str, tmp_path: Path) -> None:
+    numbers = np.arange(24).reshape(2, 3, 4)
+    header = nibabel.Nifti1Header(endianness=">") if stored[0] == ">" else None
+    nibabel.save(nibabel.Nifti1Image(numbers.astype(stored), np.eye(4), header), tmp_path / "mask.nii")
+    labels, _ = read_labels(tmp_path / "mask.nii")
+    assert labels.dtype.kind in "iu"
+    assert np.array_equal(labels, numbers[::-1, ::-1].transpose(2, 1, 0))
+    assert MaskValues(24, {n: n for n in range(24)}).to_classes(labels[0], tmp_path).tolist() == labels[0].tolist()
+
+
+@pytest.mark.parametrize("stored", ["int8", "int16", "int32", "float32"])
+def test_negative_labels_are_of_no_class(stored: str, tmp_path: Path) -> None:
+    nibabel.save(nibabel.Nifti1Image(np.full((2, 2, 2), -1, stored), np.eye(4)), tmp_path / "mask.nii")
+    labels, _ = read_labels(tmp_path / "mask.nii")
+    with pytest.raises(NamedError, match="has the values -1"):
+        MaskValues(2, {0: 0, 1: 1}).to_classes(labels[0], tmp_path / "mask.nii")
 
 
 def test_channels_come_from_the_fourth_axis(tmp_path: Path) -> None:
@@ -209,14 +249,9 @@ def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NamedError, match=r"0, 0\.5, 1") as raised:
         read_labels(halves)
     assert raised.value.identifier == "mask-values"
-    image = nibabel.Nifti1Image(np.array([[[0, 1, 2]]], np.int16), np.eye(4))
-    image.header.set_slope_inter(1.5, 0.2)
-    nibabel.save(image, tmp_path / "scaled.nii")
-    raw = bytearray((tmp_path / "scaled.nii").read_bytes())
-    raw[112:120] = np.array([1.5, 0.2], "<f4").tobytes()
-    (tmp_path / "scaled.nii").write_bytes(bytes(raw))
     with pytest.raises(NamedError, match="no whole numbers"):
-        read_labels(tmp_path / "scaled.nii")
+        read_labels(scaled(tmp_path / "scaled.nii", np.array([[[0, 1, 2]]], np.int16), 1.5, 0.2))
+    assert read_labels(scaled(tmp_path / "whole.nii", np.array([[[0, 1, 2]]], np.int16), 2, 1))[0].max() == 5
     channels = save(tmp_path / "channels.nii", np.ones((2, 2, 2, 3), np.uint8))
     with pytest.raises(NamedError, match="3 channels"):
         read_labels(channels)
