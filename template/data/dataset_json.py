@@ -9,6 +9,7 @@ from typing import Any
 
 from ..distributed.faults import NamedError
 from ..labels import IGNORE_INDEX
+from .mask_values import LARGEST
 
 NAME = "dataset.json"
 
@@ -72,6 +73,8 @@ def names_of_values(root: Path, labels: Mapping[Any, Any]) -> dict[int, str]:
         value, name = (_whole(right), str(left)) if _whole(left) is None else (_whole(left), str(right))
         if value is None:
             raise unreadable(root / NAME, f"of its label '{left}: {right}' neither is a whole number")
+        if value > LARGEST:
+            raise unreadable(root / NAME, f"its label '{left}: {right}' is above {LARGEST}")
         if value in found or name in found.values():
             raise unreadable(root / NAME, f"its labels have '{left}: {right}' twice")
         found[value] = name

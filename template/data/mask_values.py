@@ -13,7 +13,7 @@ from ..distributed.faults import NamedError
 from ..labels import IGNORE_INDEX, class_color
 
 Color = tuple[int, int, int]
-_LARGEST = 65535
+LARGEST = 65535
 _SHOWN = 10
 
 
@@ -60,7 +60,7 @@ class MaskValues:
         self.two_tone = num_classes == 2 and not self.colored and mask_values is None and ignore_index not in {1, 255}
         self.meaning = meaning
         self.translated = self.colored or mask_values is not None
-        self._table = np.full(_LARGEST + 1, -1, dtype=np.int16)
+        self._table = np.full(LARGEST + 1, -1, dtype=np.int16)
         if not self.colored:
             self._table[list(meaning)] = list(meaning.values())
         if self.two_tone:
@@ -94,7 +94,7 @@ class MaskValues:
         else:
             fits = values.dtype in (np.uint8, np.uint16)
             codes = values if fits else values.astype(np.int64)
-            inside = codes if fits else np.clip(codes, 0, _LARGEST)
+            inside = codes if fits else np.clip(codes, 0, LARGEST)
             labels = self._table[inside]
             if not fits:
                 labels[inside != codes] = -1
@@ -150,17 +150,17 @@ class MaskValues:
 
 def _check_values(num_classes: int, meaning: Mapping[int, int], ignore_index: int | None) -> None:
     for value, label in meaning.items():
-        if not 0 <= value <= _LARGEST or not (0 <= label < num_classes or label == IGNORE_INDEX):
+        if not 0 <= value <= LARGEST or not (0 <= label < num_classes or label == IGNORE_INDEX):
             raise NamedError(
                 "config",
-                f"data.mask_values maps {value} to {label}; file values are 0 to {_LARGEST}, classes 0 to "
+                f"data.mask_values maps {value} to {label}; file values are 0 to {LARGEST}, classes 0 to "
                 f"{num_classes - 1}, and {IGNORE_INDEX} means: does not count.",
             )
     missing = sorted(set(range(num_classes)) - set(meaning.values()))
     if missing:
         raise NamedError("config", f"data.mask_values gives no file value to the classes {missing}.")
-    if ignore_index is not None and not 0 <= ignore_index <= _LARGEST:
-        raise NamedError("config", f"data.ignore_index is {ignore_index}; file values are 0 to {_LARGEST}.")
+    if ignore_index is not None and not 0 <= ignore_index <= LARGEST:
+        raise NamedError("config", f"data.ignore_index is {ignore_index}; file values are 0 to {LARGEST}.")
 
 
 def _color_codes(num_classes: int, mask_colors: Sequence[Color], ignore_color: Color | None) -> dict[int, int]:

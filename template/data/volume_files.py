@@ -8,6 +8,7 @@ the file's axes that come closest to these directions. Nothing is resampled by t
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -135,8 +136,6 @@ def read_volume(path: Path) -> tuple[NDArray[Any], Geometry]:
     image = _load(path)
     geometry, channels = _checked_header(path, image)
     stored, slope, intercept = _stored(path, image)
-    if stored.dtype.kind not in "iufb":
-        raise _unreadable(path, f"its voxels are {stored.dtype}, no real numbers")
     stored = np.moveaxis(geometry.to_program(stored.reshape(*geometry.shape, channels)), -1, 0)
     small = stored.dtype.kind in "iub" and slope.is_integer() and intercept.is_integer()
     if small:
@@ -174,7 +173,7 @@ def read_labels(path: Path) -> tuple[NDArray[Any], Geometry]:
     for plane, numbers in zip(labels, stored, strict=True):
         values = numbers * np.float64(slope) + np.float64(intercept)
         whole = np.rint(values)
-        if np.abs(values - whole).max() <= 1e-3 and np.abs(whole).max() < 2**31:  # NaN is not
+        if np.isfinite(values).all() and np.abs(values - whole).max() <= 1e-3 and np.abs(whole).max() < 2**31:
             plane[:] = whole
             continue
         some = ", ".join(f"{value:g}" for value in np.unique(stored * slope + intercept)[:5])
@@ -303,21 +302,35 @@ def _checked_header(path: Path, image: Any) -> tuple[Geometry, int]:
     if len(shape) not in (3, 4) or min(shape, default=0) < 1:
         raise _unreadable(path, f"its shape is {list(image.shape)}; it must have three axes, or four with the channels")
     affine = np.asarray(image.affine, dtype=np.float64)
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
+    geometry = Geometry(shape[:3], affine)  # type: ignore[arg-type]
+    singular = not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12
+    if singular or np.isnan(geometry._orientation()).any():  # axes that nearly coincide
         raise _unreadable(path, f"its affine matrix {affine[:3].round(3).tolist()} does not say where the voxels are")
-    return Geometry(shape[:3], affine), shape[3] if len(shape) == 4 else 1  # type: ignore[arg-type]
+    return geometry, shape[3] if len(shape) == 4 else 1
 
 
 def _stored(path: Path, image: Any) -> tuple[NDArray[Any], float, float]:
     """Numbers as they are in the file, and the slope and intercept that make values of them."""
     nibabel = need_nibabel()
     data = image.dataobj
+    plain = type(data) is nibabel.arrayproxy.ArrayProxy  # else a format with slopes of its own
     try:
-        if type(data) is nibabel.arrayproxy.ArrayProxy:
-            return data.get_unscaled(), float(data.slope), float(data.inter)
-        return np.asanyarray(data), 1.0, 0.0  # a format with slopes of its own
+        stored = _numbers(path, image) if plain else np.asanyarray(data)
     except (*_FAULTS, nibabel.filebasedimages.ImageFileError) as error:
         raise _unreadable(path, _reason(error)) from error
+    if stored.dtype.kind not in "iufb":
+        raise _unreadable(path, f"its voxels are {stored.dtype}, no real numbers")
+    return (stored, float(data.slope), float(data.inter)) if plain else (stored, 1.0, 0.0)
+
+
+def _numbers(path: Path, image: Any) -> NDArray[Any]:
+    if not (path.name.endswith(".gz") and hasattr(image, "from_stream")):
+        return image.dataobj.get_unscaled()  # type: ignore[no-any-return]
+    with gzip.open(path) as stream:
+        numbers = image.from_stream(stream).dataobj.get_unscaled()
+        while stream.read(1 << 20):  # to the checksum at the end, which nibabel does not reach
+            pass
+    return numbers  # type: ignore[no-any-return]
 
 
 def _unreadable(path: Path, reason: str) -> NamedError:
@@ -325,9 +338,8 @@ def _unreadable(path: Path, reason: str) -> NamedError:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    told = error.strerror if isinstance(error, OSError) else None
+    return told or " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _times(shape: tuple[int, ...]) -> str:

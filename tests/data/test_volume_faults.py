@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -84,6 +86,25 @@ def _huge(file: Path) -> None:
     nibabel.openers.Opener(str(file), "wb").write(bytes(header))
 
 
+def _header(where: int, number: Any, kind: str) -> Callable[[Path], Any]:
+    """Overwrite numbers of a packed file's header; where they are is said in nifti1.h."""
+
+    def spoil(file: Path) -> None:
+        content = bytearray(gzip.decompress(file.read_bytes()))
+        new = np.array(number, kind).tobytes()
+        content[where : where + len(new)] = new
+        file.write_bytes(gzip.compress(bytes(content), 1))
+
+    return spoil
+
+
+def _damaged_inside(file: Path) -> None:
+    """Change a voxel of a packed file, but not the checksum that follows."""
+    whole = gzip.decompress(file.read_bytes())
+    other = gzip.compress(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:], 1)
+    file.write_bytes(other[:-8] + gzip.compress(whole, 1)[-8:])
+
+
 def _other_endianness(file: Path) -> None:
     stored = nibabel.load(file)
     header = nibabel.Nifti1Header(endianness=">")
@@ -118,12 +139,31 @@ FAULTS = {
     "image infinite": Fault(0, lambda file: _changed(file, _with(np.inf, np.float32)), ("data-not-finite",)),
     "image huge": Fault(0, _huge, ("data-unreadable", "data-size-mismatch")),
     "mask huge": Fault(1, _huge, ("data-unreadable", "data-size-mismatch")),
+    "image of another shape": Fault(0, lambda file: _changed(file, lambda v: v[:, 1:]), ("data-size-mismatch",)),
+    "image of two axes": Fault(0, lambda file: _changed(file, lambda v: v[..., 0]), ("data-size-mismatch",)),
+    "image elsewhere": Fault(0, lambda file: _changed(file, np.asarray, move=-2.0), ("data-geometry",)),
+    "mask no NIfTI": Fault(1, lambda file: file.write_text("text" * 200), ("data-unreadable",)),
+    "mask complex": Fault(1, lambda file: _changed(file, lambda v: v.astype(np.complex64)), ("data-unreadable",)),
+    "label infinite": Fault(1, lambda file: _changed(file, _with(np.inf, np.float32)), ("mask-values",)),
+    "label of 256": Fault(1, lambda file: _changed(file, _with(256, np.int16)), ("mask-values",)),
+    "label of 2 ** 32": Fault(1, lambda file: _changed(file, _with(2.0**32, np.float64)), ("mask-values",)),
+    "image of no voxels": Fault(0, _header(42, 0, "<i2"), ("data-unreadable",)),
+    "image of negative size": Fault(0, _header(42, -28, "<i2"), ("data-unreadable",)),
+    "image of an unknown type": Fault(0, _header(70, 9999, "<i2"), ("data-unreadable",)),
+    "image with an infinite intercept": Fault(0, _header(112, [1.0, np.inf], "<f4"), ("data-unreadable",)),
+    "image without a place": Fault(0, _header(280, [np.nan] * 12, "<f4"), ("data-unreadable",)),
+    "image with axes that coincide": Fault(0, _header(280, [1.0, 0, 0, 0] * 3, "<f4"), ("data-unreadable",)),
+    "image with an axis out of all bounds": Fault(0, _header(280, 1e30, "<f4"), ("data-geometry",)),
+    "image damaged inside": Fault(0, _damaged_inside, ("data-unreadable",)),
+    "mask damaged inside": Fault(1, _damaged_inside, ("data-unreadable",)),
+    "mask in a loop": Fault(1, loop, ("data-unreadable",)),
+    "mask a folder": Fault(1, lambda file: (file.unlink(), file.mkdir()), ("data-unreadable", "data-unpaired")),
     "image in a loop": Fault(0, loop, ("data-unreadable",)),
     "image of two channels": Fault(0, lambda file: _changed(file, lambda v: np.stack([v, v], -1)), ("image-channels",)),
     "mask of two channels": Fault(
         1, lambda file: _changed(file, lambda v: np.stack([v, v], -1)), ("data-size-mismatch",)
     ),
-    "image a folder": Fault(0, lambda file: (file.unlink(), file.mkdir()), ("data-unreadable",)),
+    "image a folder": Fault(0, lambda file: (file.unlink(), file.mkdir()), ("data-unreadable", "data-missing")),
 }
 
 
@@ -203,13 +243,68 @@ def test_a_name_twice_is_named(layout: Layout, root: Path) -> None:
     refused("data-unpaired", lambda: read_all(layout, root), "volume-0")
 
 
-def test_a_file_that_may_not_be_read_is_named(layout: Layout, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = root / layout.image
+@pytest.mark.parametrize("of", [0, 1], ids=["image", "mask"])
+def test_a_file_that_may_not_be_read_is_named(
+    of: int, layout: Layout, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = root / (layout.image, layout.mask)[of]
     if os.geteuid() == 0:
-        forbid(monkeypatch, image)
+        forbid(monkeypatch, file)
     else:
-        image.chmod(0)
-    refused("data-unreadable", lambda: read_all(layout, root), image.name, "Permission denied")
+        file.chmod(0)
+    refused("data-unreadable", lambda: read_all(layout, root), file.name, "Permission denied")
+
+
+#: What an image is refused for without a mask beside it.
+ALONE = [
+    name for name, fault in FAULTS.items()
+    if fault.of == 0 and not {"data-geometry", "data-size-mismatch"} >= set(fault.identifiers)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ALONE)
+def test_a_fault_of_a_new_file_is_named_by_predict(fault: str, layout: Layout, root: Path) -> None:
+    _, spoil, identifiers = FAULTS[fault]
+    data = layout.read(str(root) if layout.read is not _read_nifti else root, **settings(root))
+    (root.parent / "new").mkdir()
+    file = Path(shutil.copy(root / layout.image, root.parent / "new"))
+    spoil(file)
+    with pytest.raises(NamedError) as caught:
+        data.read(data.predict_cases(file)[0])
+    assert caught.value.identifier in identifiers
+    assert file.name in caught.value.what
+
+
+#: What is done to dataset.json, and what names it.
+LISTINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (Path.unlink, "does not exist"),
+    "cut off": (cut_off, "no JSON"),
+    "empty": (lambda file: file.write_bytes(b""), "no JSON"),
+    "in UTF-16": (lambda file: file.write_text(file.read_text("utf-8"), "utf-16"), "no JSON in UTF-8"),
+    "a list": (lambda file: file.write_text("[]", "utf-8"), "no 'labels'"),
+    "a folder": (lambda file: (file.unlink(), file.mkdir()), "Is a directory"),
+    "in a loop": (loop, "symbolic links"),
+    "with a label of NaN": (lambda file: _relabelled(file, float("nan")), "nan"),
+    "with a label of 10 ** 30": (lambda file: _relabelled(file, 10**30), "above 65535"),
+    "with a key twice": (lambda file: file.write_text('{"labels": {"a": 1}, "labels": {}}', "utf-8"), "twice"),
+}
+
+
+def _relabelled(file: Path, value: Any) -> None:
+    content = json.loads(file.read_text("utf-8"))
+    v1 = "0" in content["labels"]
+    labels = {"0": "background", str(value): "liver"} if v1 else {"background": 0, "liver": value}
+    file.write_text(json.dumps({**content, "labels": labels}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("fault", LISTINGS)
+@pytest.mark.parametrize("name", ["Decathlon", "NnUNet", "NnUNet v1"])
+def test_a_fault_of_dataset_json_is_named(name: str, fault: str, tmp_path: Path) -> None:
+    layout, (spoil, word) = LAYOUTS[name], LISTINGS[fault]
+    root = layout.build(tmp_path / "a set 集")
+    spoil(root / "dataset.json")
+    error = refused("data-missing" if fault == "missing" else "data-unreadable", lambda: read_all(layout, root), word)
+    assert str(root / "dataset.json") in error.what
 
 
 def test_a_folder_in_a_loop_or_of_no_data_is_named(layout: Layout, root: Path, tmp_path: Path) -> None:
