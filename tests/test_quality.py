@@ -20,7 +20,7 @@ from benchmarks.quality import Result
 from template.data.dataset import Case
 from template.models.metrics import SegmentationScores
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parent.parent
 REGIONS = {"liver": [1, 2], "tumour": [2]}
 
 
