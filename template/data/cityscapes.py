@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from ..distributed.faults import NamedError
+from ..distributed.told import listed
 from ..labels import IGNORE_INDEX
 from .dataset import Case
 from .mask_values import MaskValues
@@ -81,6 +82,16 @@ class Cityscapes(PictureData):
             if is_missing(mask):
                 raise NamedError("data-unpaired", f"The image '{image}' has no mask '{mask}'.", cause="", fix="Add it.")
             pairs[name] = pair(image, mask)
+        # Of other cities the images may be left out on purpose.
+        cities = sorted({one.mask.parent for one in pairs.values()})
+        masks = [mask for city in cities for mask in sorted(city.glob(f"[!.]*{_MASK}"))]
+        lonely = [str(mask) for mask in masks if mask.name.removesuffix(_MASK) not in pairs]
+        if lonely:
+            raise NamedError(
+                "data-unpaired",
+                f"{len(lonely)} of {len(masks)} masks have no image in '{images}': {listed(lonely, 3)}.",
+                fix="Unpack leftImg8bit_trainvaltest.zip again, or take these masks away.",
+            )
         return self.as_cases(split, pairs)
 
     def _images(self, folder: Path) -> list[Path]:

@@ -134,7 +134,7 @@ def read_values(path: Path, color: bool = False) -> npt.NDArray[Any]:
     if values.ndim == 3:
         return values[..., 0] if (values == values[..., :1]).all() else values
     if values.dtype.kind == "f":
-        if (values != np.rint(values)).any():
+        if not np.isfinite(values).all() or (values != np.rint(values)).any():
             raise NamedError("mask-values", f"The mask '{path}' has values that are no whole numbers.")
         return values.astype(np.int64)
     return values.astype(np.uint8) if values.dtype.kind == "b" else values // _SPREAD.get(rawmode, 1)
