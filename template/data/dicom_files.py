@@ -171,7 +171,9 @@ def _dicom_files(folder: Path) -> list[Path]:
     """Files that are called as DICOM files are, or begin as such."""
     found = []
     for file in sorted(folder.iterdir()):
-        if file.name.startswith(".") or file.name.upper().startswith("DICOMDIR") or file.is_dir():
+        if file.name.startswith(".") or file.name.upper().startswith("DICOMDIR"):
+            continue
+        if file.is_dir() or file.is_fifo():  # to open a pipe would wait for ever
             continue
         if file.suffix.lower() in SUFFIXES or (_may_be_dicom(file) and _begins_as_dicom(file)):
             found.append(file)

@@ -9,6 +9,7 @@ the file's axes that come closest to these directions. Nothing is resampled by t
 from __future__ import annotations
 
 import gzip
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -161,10 +162,9 @@ def read_labels(path: Path) -> tuple[NDArray[Any], Geometry]:
     geometry, channels = _checked_header(path, image)
     if channels != 1:
         raise NamedError(
-            "data-size-mismatch",
-            f"The mask '{path}' has {channels} channels; it must be one volume of class numbers.",
+            "data-size-mismatch", f"The mask '{path}' has {channels} channels; it must be one volume of class numbers.",
             fix="Export it again as one volume in which each voxel holds its class.",
-        )
+        )  # fmt: skip
     stored, slope, intercept = _stored(path, image)
     stored = geometry.to_program(stored.reshape(geometry.shape))
     if stored.dtype.kind in "iub" and (slope, intercept) == (1, 0):
@@ -218,10 +218,8 @@ def check_same_place(image: Path, of_image: Geometry, mask: Path, of_mask: Geome
     if of_image.size != of_mask.size:
         # Of files with axes in another order the shapes may be the same.
         sizes = [one.shape if of_image.shape != of_mask.shape else one.size for one in (of_image, of_mask)]
-        raise NamedError(
-            "data-size-mismatch",
-            f"The image '{image}' has {_times(sizes[0])} voxels, its {what} '{mask}' {_times(sizes[1])}.",
-        )
+        told = f"The image '{image}' has {_times(sizes[0])} voxels, its {what} '{mask}' {_times(sizes[1])}."
+        raise NamedError("data-size-mismatch", told)
     apart = of_image.distance(of_mask)
     if not apart <= TOLERANCE:
         raise NamedError(
@@ -282,7 +280,8 @@ def unique_names(files: Sequence[Path]) -> list[str]:
 def _load(path: Path) -> Any:
     nibabel = need_nibabel()
     try:
-        path.stat()
+        if stat.S_ISFIFO(path.stat().st_mode):  # to open it would wait for ever
+            raise _unreadable(path, "it is a pipe")
         image = nibabel.load(path)
     except FileNotFoundError as error:
         raise NamedError("data-missing", f"'{path}' does not exist.") from error

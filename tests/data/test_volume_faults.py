@@ -156,6 +156,8 @@ FAULTS = {
     "image with an axis out of all bounds": Fault(0, _header(280, 1e30, "<f4"), ("data-geometry",)),
     "image damaged inside": Fault(0, _damaged_inside, ("data-unreadable",)),
     "mask damaged inside": Fault(1, _damaged_inside, ("data-unreadable",)),
+    "image a pipe": Fault(0, lambda file: (file.unlink(), os.mkfifo(file)), ("data-unreadable",)),
+    "mask a pipe": Fault(1, lambda file: (file.unlink(), os.mkfifo(file)), ("data-unreadable",)),
     "mask in a loop": Fault(1, loop, ("data-unreadable",)),
     "mask a folder": Fault(1, lambda file: (file.unlink(), file.mkdir()), ("data-unreadable", "data-unpaired")),
     "image in a loop": Fault(0, loop, ("data-unreadable",)),
@@ -305,6 +307,12 @@ def test_a_fault_of_dataset_json_is_named(name: str, fault: str, tmp_path: Path)
     spoil(root / "dataset.json")
     error = refused("data-missing" if fault == "missing" else "data-unreadable", lambda: read_all(layout, root), word)
     assert str(root / "dataset.json") in error.what
+
+
+def test_a_link_to_the_folder_itself_leads_nowhere(layout: Layout, root: Path) -> None:
+    (root / "again").symlink_to(root)
+    ((root / layout.image).parent / "around").symlink_to(root)
+    assert read_all(layout, root) == 20
 
 
 def test_a_folder_in_a_loop_or_of_no_data_is_named(layout: Layout, root: Path, tmp_path: Path) -> None:
