@@ -8,7 +8,9 @@ import mmap
 import os
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from torch import Tensor
 _ALIGNED = 64
 #: What the writing thread adds to its niceness: a training that uses all cores keeps nine tenths of the one it shares.
 _NICE = 10
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set))
+#: Most of what is in them and does not change.
+_FIXED = frozenset((int, float, str, bool, bytes, type(None)))
 #: Files that are being written. A process that is forked meanwhile, as data loaders are, would keep them open, and so
 #: their space on the disk taken after they are deleted.
 _open: set[int] = set()
@@ -73,19 +78,18 @@ class Snapshots:
         Returns:
             The same, with tensors in memory of the CPU.
         """
-        tensors = list({id(tensor): tensor for tensor in _tensors(content)}.values())
-        storages = _storages(tensors)
+        tensors: dict[int, Tensor] = {}
+        _collect(content, tensors)
+        storages = _storages(tensors.values())
         self._make_room(*_room(storages))
         copies, offset = {}, 0
         for key, storage in storages.items():
-            copies[key] = self._copied(storage, offset)
+            copies[key] = self._copy_storage(storage, offset)
             offset += _rounded(storage.nbytes())
-        memo: dict[int, Any] = {}
-        for tensor in tensors:
-            memo[id(tensor)] = _with_storage(tensor, copies)
+        memo: dict[int, Any] = {number: _with_storage(tensor, copies) for number, tensor in tensors.items()}
         for device in {storage.device for storage in storages.values() if storage.device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
-        return copy.deepcopy(content, memo)
+        return _copied(content, memo)
 
     def room_for(self, content: Any) -> Callable[[], None]:
         """What makes room for a copy before the first one is taken: in another thread it costs the training nothing.
@@ -93,7 +97,9 @@ class Snapshots:
         Args:
             content: The largest part of what will be copied; what comes on top of it should be small.
         """
-        size, pinned = _room(_storages(_tensors(content)))
+        tensors: dict[int, Tensor] = {}
+        _collect(content, tensors)
+        size, pinned = _room(_storages(tensors.values()))
         return lambda: self._make_room(size + size // 64 + 2**20, pinned)
 
     def release(self) -> None:
@@ -111,7 +117,7 @@ class Snapshots:
             torch.frombuffer(self._buffer, dtype=torch.uint8).zero_()  # the page faults, while others may run
         self._size, self._pinned = size, pinned
 
-    def _copied(self, storage: torch.UntypedStorage, offset: int) -> torch.UntypedStorage:
+    def _copy_storage(self, storage: torch.UntypedStorage, offset: int) -> torch.UntypedStorage:
         size = storage.nbytes()
         if not size:
             return torch.UntypedStorage(0)
@@ -132,13 +138,13 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self.moving: Callable[[], None] = lambda: None
         self.progress: Callable[[], object] = lambda: None
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._job: Future[None] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a job is not done yet."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], None]) -> None:
         """Begin a job, after the one before.
@@ -150,9 +156,10 @@ class BackgroundWriter:
             BaseException: What the job before has raised.
         """
         self.drain()
-        # Not a daemon: whatever way the interpreter ends, it waits for the file.
-        self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint", daemon=False)
-        self._thread.start()
+        if self._executor is None:
+            # The interpreter waits for its thread, whatever way it ends.
+            self._executor = ThreadPoolExecutor(1, "checkpoint", _be_nice)
+        self._job = self._executor.submit(job)
 
     def drain(self) -> None:
         """Wait until the job is done.
@@ -161,8 +168,7 @@ class BackgroundWriter:
             BaseException: What the job has raised.
         """
         before = self.progress()
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(1.0)
+        while self._job is not None and not wait([self._job], timeout=1.0).done:
             if (now := self.progress()) != before:
                 self.moving()
                 before = now
@@ -174,19 +180,22 @@ class BackgroundWriter:
         Raises:
             BaseException: What a job that has ended has raised; once.
         """
-        if not self.busy and self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._job is not None and self._job.done():
+            job, self._job = self._job, None
+            job.result()
 
-    def _run(self, job: Callable[[], None]) -> None:
-        if sys.platform == "linux":  # elsewhere a thread has no niceness of its own
-            with contextlib.suppress(OSError):
-                niceness = os.getpriority(os.PRIO_PROCESS, 0)
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness + _NICE)
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001  # raised again by whoever waits for the job
-            self._error = error
+    def close(self) -> None:
+        """End the thread, after its job."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+
+def _be_nice() -> None:
+    if sys.platform == "linux":  # elsewhere a thread has no niceness of its own
+        with contextlib.suppress(OSError):
+            niceness = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness + _NICE)
 
 
 def _private_memory(size: int) -> mmap.mmap:
@@ -206,16 +215,34 @@ def _rounded(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def _tensors(content: Any) -> Iterator[Tensor]:
-    if isinstance(content, Tensor):
-        yield content
-    elif isinstance(content, Mapping):
-        for key, value in content.items():
-            yield from _tensors(key)
-            yield from _tensors(value)
-    elif isinstance(content, (list, tuple, set)) and not isinstance(content, torch.Size):
-        for value in content:
-            yield from _tensors(value)
+def _collect(content: Any, tensors: dict[int, Tensor]) -> None:
+    """Find all tensors. By exact type, as :func:`.plain.plain` leaves them: this runs while the training stands."""
+    kind = type(content)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        tensors[id(content)] = content
+    elif kind in _CONTAINERS:
+        for value in content.values() if kind in (dict, OrderedDict) else content:
+            if type(value) not in _FIXED:
+                _collect(value, tensors)
+
+
+def _copied(content: Any, copies: dict[int, Any]) -> Any:
+    """A copy in which one object in two places is one again, as pickle tells these apart."""
+    kind = type(content)
+    if kind not in _CONTAINERS and id(content) not in copies:
+        return content
+    if id(content) in copies:
+        return copies[id(content)]
+    if kind in (dict, OrderedDict):
+        copied = kind(
+            (key, value if type(value) in _FIXED else _copied(value, copies)) for key, value in content.items()
+        )
+        if kind is OrderedDict:
+            vars(copied).update(copy.deepcopy(vars(content)))  # a state_dict's versions of modules
+    else:
+        copied = kind([value if type(value) in _FIXED else _copied(value, copies) for value in content])
+    copies[id(content)] = copied
+    return copied
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:

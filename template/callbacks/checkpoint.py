@@ -164,6 +164,7 @@ class RankZeroCheckpoint(ModelCheckpoint):
             self._drain()
         except NamedError as error:
             if isinstance(exception, KeyboardInterrupt):  # an end that tells the user to resume
+                trainer._teardown()  # Lightning does not come to it
                 raise
             warnings.warn(str(error), stacklevel=2)  # what ended the fit is told as its end
 

@@ -95,9 +95,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def teardown(self) -> None:
-        """Wait for what is being written, and give its memory back."""
-        self.writer.drain()
-        self._snapshots.release()
+        """Wait for what is being written, and give thread and memory back."""
+        try:
+            self.writer.drain()
+        finally:
+            self.writer.close()
+            self._snapshots.release()
 
     def make_room(self, content: Any) -> None:
         """Take the memory for copies of a training's state in the background.
