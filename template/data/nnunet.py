@@ -213,12 +213,21 @@ class NnUNet(VolumeData):
         file = Path(str(self.splits_file)).expanduser()
         folds = read_json(file, "data.splits_file")
         if not isinstance(folds, list) or not all(
-            isinstance(one, dict) and {"train", "val"} <= set(one) for one in folds
+            isinstance(one, dict) and isinstance(one.get("train"), list) and isinstance(one.get("val"), list)
+            for one in folds
         ):
-            raise unreadable(file, "it is no list of folds, each with 'train' and 'val'")
+            raise unreadable(file, "it is no list of folds, each with lists 'train' and 'val'")
         if not 0 <= self.fold < len(folds):
             raise NamedError("config", f"data.fold is {self.fold}; '{file}' has the folds 0 to {len(folds) - 1}.")
-        names = [str(name) for name in folds[self.fold].get(split, ())]
+        parts = {part: [str(name) for name in folds[self.fold][part]] for part in ("train", "val")}
+        twice = [name for name in parts["val"] if name in parts["train"]]
+        if twice:
+            raise NamedError(
+                "data-unpaired", f"'{file}' has '{twice[0]}' in 'train' and in 'val' of fold {self.fold}.",
+                cause="What a network was trained on says nothing about how it does with others.",
+                fix="Leave it in one of them.",
+            )  # fmt: skip
+        names = parts.get(split, [])
         unknown = [name for name in names if name not in {volume.name for volume in volumes}]
         if unknown:
             raise NamedError("data-missing", f"'{file}' lists cases that '{self.root}' lacks: {listed(unknown, 3)}.")

@@ -105,8 +105,13 @@ def test_nnu_nets_own_folds(tmp_path: Path) -> None:
     refused("config", lambda: data(root, splits_file=str(file), folds=4), "data.folds")
     file.write_text(json.dumps([{"train": ["volume-9"], "val": []}]), encoding="utf-8")
     refused("data-missing", lambda: data(root, splits_file=str(file)).cases("train"), "volume-9")
-    file.write_text("{}", encoding="utf-8")
-    refused("data-unreadable", lambda: data(root, splits_file=str(file)).cases("train"), "splits_final.json")
+    file.write_text(json.dumps([{"train": names, "val": names[:1]}]), encoding="utf-8")
+    refused("data-unpaired", lambda: data(root, splits_file=str(file)).cases("train"), "splits_final.json", "volume-0")
+    for content in ("{}", "5", "[5]", '[{"train": ["volume-0"]}]', '[{"train": 5, "val": []}]', "[", ""):
+        file.write_text(content, encoding="utf-8")
+        refused("data-unreadable", lambda: data(root, splits_file=str(file)).cases("train"), "splits_final.json")
+    file.unlink()
+    refused("data-missing", lambda: data(root, splits_file=str(file)).cases("train"), "splits_final.json")
 
 
 def test_files_that_dataset_json_lists_lie_anywhere(tmp_path: Path) -> None:
