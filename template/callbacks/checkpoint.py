@@ -258,20 +258,20 @@ class RankZeroCheckpoint(ModelCheckpoint):
         """Save, on all ranks; and stop, if that was asked for."""
         log_now(trainer)
         last = str(Path(str(self.dirpath)) / LAST)
+        first, outdated = tuple(self._first), tuple(self._outdated)
+        self._first.clear()
+        self._outdated.clear()
         if self._io is None:
             trainer.save_checkpoint(last)
-            for path in self._outdated:
+            for path in outdated:
                 super()._remove_checkpoint(trainer, path)
         else:
             self._look(trainer, wait=True)
             # A rank that stops waits for the file: once one of them has ended, a launcher ends the others.
             background = self.background and self.stop_signal is None
-            plan = Plan(background, tuple(self._first), tuple(self._outdated))
-            trainer.save_checkpoint(last, storage_options=plan)
-            self._untold = bool(self._first)
+            trainer.save_checkpoint(last, storage_options=Plan(background, first, outdated))
+            self._untold = bool(first)
             self._look(trainer)
-        self._first.clear()
-        self._outdated.clear()
         self.save_soon, self._saved_at, self._saved_step = False, time.monotonic(), trainer.global_step
         if self.stop_signal is not None and not self.validation_is_due:
             rank_zero_info(self._stopped(trainer, ""))

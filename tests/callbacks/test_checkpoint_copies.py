@@ -6,6 +6,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from template.callbacks.background import Snapshots
@@ -67,3 +68,16 @@ def test_memory_is_taken_again_while_it_is_large_enough() -> None:
     places = [snapshots.take({"w": torch.ones(size)})["w"].data_ptr() for size in (1000, 10, 1000)]
     assert len(set(places)) == 1
     assert torch.equal(snapshots.take({"w": torch.ones(10**6)})["w"], torch.ones(10**6))
+
+
+@pytest.mark.gpu
+def test_a_copy_from_a_gpu_is_on_the_cpu_and_does_not_change() -> None:
+    content = {"w": torch.randn(1000, 1000, device="cuda"), "step": torch.tensor(3.0)}
+    snapshots, expected = Snapshots(), content["w"].cpu()
+    for _ in range(2):
+        copied = snapshots.take(content)
+        assert copied["w"].device.type == "cpu"
+        assert copied["w"].is_pinned()
+        content["w"] += 1
+        assert torch.equal(copied["w"], expected)
+        content["w"].copy_(expected)
