@@ -70,14 +70,15 @@ def moment(chance: random.Random, number: int, folder: Path, ranks: int, seconds
     last = folder / "checkpoints" / "last.ckpt"
     step = torch.load(last, weights_only=True)["global_step"] if last.exists() else 0
     rank, soon = chance.randrange(ranks), chance.randint(step + 1, min(step + 6, restarts.STEPS))
+    checkpoint = chance.randint(1, 2 if step < 9 else 1)  # from step 12 on there is one more, at the end
     places = {
         "time": "",
         "step": f"step:{soon}:{rank}",
         "validation": f"validation:{(soon - 1) // 5}:{rank}",
-        "writing": f"writing:{chance.randint(1, 2)}:0",
+        "writing": f"writing:{checkpoint}:0",
         "epoch": f"epoch:{(soon - 1) // 5}:{rank}",
         "backward": f"backward:{soon - 1}:{rank}",
-        "written": f"written:{chance.randint(1, 2)}:0",
+        "written": f"written:{checkpoint}:0",
         "validated": f"validated:{(soon - 1) // 5}:{rank}",
     }
     place = list(places)[number % len(places)]
