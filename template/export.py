@@ -185,7 +185,10 @@ def _about(module: Any, data: Any, image: Tensor, sizes: Sizes) -> dict[str, Any
     return {
         "classes": data.classes,
         "regions": {name: list(labels) for name, labels in data.regions.items()},
-        "preprocessing": [str(one) for one in data.preprocess],
+        "preprocessing": [
+            *(["mean 0 and standard deviation 1 of each channel"] if getattr(data, "standardize", False) else []),
+            *map(str, data.preprocess),
+        ],
         "input": {
             "name": "image",
             "layout": f"[N, C, {axes}]",

@@ -47,6 +47,7 @@ class DecodedVolumes:
         values: What the numbers in masks mean.
         channels: That every image must have.
         spacing: Size of a voxel that they are resampled to, in mm; None, or None in a place: left as it is.
+        standardize: Whether the network sees each channel of each volume with mean 0 and standard deviation 1.
         reader: Reads the files.
     """
 
@@ -56,12 +57,14 @@ class DecodedVolumes:
         values: MaskValues,
         channels: int,
         spacing: Sequence[float | None] | None,
+        standardize: bool,
         reader: VolumeReader,
     ) -> None:
         self.cache = cache
         self.values = values
         self.channels = channels
         self.spacing = spacing
+        self.standardize = standardize
         self.reader = reader
 
     def image(self, volume: Volume) -> NDArray[Any]:
@@ -81,6 +84,20 @@ class DecodedVolumes:
         assert volume.mask is not None
         files = [volume.mask, volume.images[0]]
         return self._cached("centres", files, lambda: _centres_of(self.mask(volume, resample=True)))
+
+    def statistics(self, volume: Volume) -> NDArray[np.float64]:
+        """Mean and standard deviation of each channel over the whole volume, [C, 2]."""
+        return self._cached("statistics", [*volume.images], lambda: _statistics_of(self.image(volume)))
+
+    def for_network(self, volume: Volume, voxels: NDArray[Any]) -> NDArray[np.float32]:
+        """A copy of voxels [C, …] out of a volume's image, as the network sees them."""
+        image = np.array(voxels, dtype=np.float32, order="C")
+        if self.standardize:
+            statistics = self.statistics(volume).astype(np.float32)
+            mean, spread = statistics.T.reshape(2, -1, *[1] * (image.ndim - 1))
+            image -= mean
+            image /= np.maximum(spread, 1e-6)  # a constant channel becomes 0
+        return image
 
     def _cached(self, kind: str, files: list[str], make: Any) -> NDArray[Any]:
         settings = {"kind": kind, "classes": sorted(self.values.meaning.items()), "spacing": self.spacing}
@@ -175,3 +192,13 @@ def _centres_of(labels: NDArray[np.uint8]) -> NDArray[np.int32]:
             chosen = np.random.default_rng(0).permutation(len(places))[:_CENTRES]
             found.append(np.hstack([np.full((len(chosen), 1), label), places[chosen]]).astype(np.int32))
     return np.concatenate(found) if found else np.zeros((0, 4), np.int32)
+
+
+def _statistics_of(image: NDArray[Any]) -> NDArray[np.float64]:
+    """By planes, each in double precision, so that no copy of the volume is made."""
+    mean = np.array([np.mean([plane.mean(dtype=np.float64) for plane in channel]) for channel in image])
+    squares = [
+        np.mean([np.square(plane - centre).mean() for plane in channel])
+        for channel, centre in zip(image, mean, strict=True)
+    ]
+    return np.stack([mean, np.sqrt(squares)], axis=1)

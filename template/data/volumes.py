@@ -20,6 +20,7 @@ from .decoded import DecodedVolumes, Volume
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
 from .splits import Splitter
+from .transforms import Standardize
 from .volume_files import Geometry, list_volumes, unique_names, write_labels
 from .volume_reader import VolumeReader
 
@@ -62,6 +63,8 @@ class VolumeData(SegmentationData):
         foreground: Part of the patches that are centred on a labelled voxel, each class as often as the others.
         spacing: Size of a voxel along depth, height and width, in mm, that volumes are resampled to; null in a place
             leaves that axis as it is. Default: no resampling.
+        standardize: Bring each channel of each volume to mean 0 and standard deviation 1 over all its voxels, before
+            slices and patches are cut out of it: for MR, which has no unit.
         mask_values: File value to class index; default: file values are class indices.
         ignore_index: Value in the masks of voxels that do not count.
         val_fraction: Part of the volumes that is held out for validation, by patient.
@@ -85,6 +88,7 @@ class VolumeData(SegmentationData):
         patches_per_volume: int = 4,
         foreground: float = 0.33,
         spacing: tuple[float | None, float | None, float | None] | None = None,
+        standardize: bool = False,
         mask_values: dict[int, int] | None = None,
         ignore_index: int | None = None,
         val_fraction: float = 0.2,
@@ -102,6 +106,14 @@ class VolumeData(SegmentationData):
         _check(min(patch) >= 1 and patches_per_volume >= 1, f"data.patch is {list(patch)} × {patches_per_volume}")
         _check(0 <= foreground <= 1, f"data.foreground is {foreground}; it is a part, 0 to 1")
         _check(all(size is None or size > 0 for size in spacing or ()), f"data.spacing is {spacing}; it is in mm")
+        if any(isinstance(module, Standardize) for module in self.preprocess):
+            raise NamedError(
+                "config",
+                "data.preprocess holds a Standardize, which cannot be used with volumes.",
+                cause="Training would take the mean of a slice or patch, evaluation that of the whole volume.",
+                fix="Set data.standardize: true in its place: the mean of the whole volume in both.",
+            )
+        self.standardize = standardize
         self.channels = channels
         self.view = view
         self.context = context
@@ -112,7 +124,7 @@ class VolumeData(SegmentationData):
         self.values = MaskValues(len(classes), mask_values or {n: n for n in range(len(classes))}, None, ignore_index)
         self.splitter = Splitter(val_fraction, test_fraction, split_seed, folds, fold)
         cache = ArrayCache(Path(cache_dir), 1e9 * cache_gb)
-        self.decoded = DecodedVolumes(cache, self.values, channels, spacing, self.reader)
+        self.decoded = DecodedVolumes(cache, self.values, channels, spacing, standardize, self.reader)
 
     #: How files are read; a format of other files has its own.
     reader = VolumeReader()
@@ -175,9 +187,9 @@ class VolumeData(SegmentationData):
         """Read a slice, a patch or a whole volume.
 
         Returns:
-            The image, float32 [C, *S] in the file's unit: [C * (1 + 2 * context), H, W] of a slice, the channels of
-            its neighbours one after the other; [C, d, h, w] of a patch; [C, D, H, W] of a volume, resampled to
-            ``spacing``. Its labels, uint8 [*S]; those of a volume as they are in its file, not resampled.
+            The image, float32 [C, *S] in the file's unit or standardised: [C * (1 + 2 * context), H, W] of a slice, the
+            channels of its neighbours one after the other; [C, d, h, w] of a patch; [C, D, H, W] of a volume, resampled
+            to ``spacing``. Its labels, uint8 [*S]; those of a volume as they are in its file, not resampled.
 
         Raises:
             NamedError: With the file.
@@ -187,7 +199,7 @@ class VolumeData(SegmentationData):
             return self._slice(source)
         if isinstance(source, Patch):
             return self._patch(source)
-        image = torch.from_numpy(np.array(self.decoded.image(source), dtype=np.float32))
+        image = torch.from_numpy(self.decoded.for_network(source, self.decoded.image(source)))
         return image, None if source.mask is None else torch.from_numpy(
             np.array(self.decoded.mask(source, resample=False))
         )
@@ -274,7 +286,7 @@ class VolumeData(SegmentationData):
     def _slice(self, source: Slice) -> tuple[Tensor, Tensor | None]:
         image, labels = self.decoded.image(source.volume), self.decoded.mask(source.volume, resample=True)
         near = np.clip(np.arange(source.number - self.context, source.number + self.context + 1), 0, image.shape[1] - 1)
-        slices = np.ascontiguousarray(image[:, near], dtype=np.float32)
+        slices = self.decoded.for_network(source.volume, image[:, near])
         return torch.from_numpy(slices).flatten(0, 1), torch.from_numpy(np.array(labels[source.number]))
 
     @override
@@ -299,13 +311,13 @@ class VolumeData(SegmentationData):
         image, labels = self.decoded.image(source.volume), self.decoded.mask(source.volume, resample=True)
         start = source.start or [max(0, n - p) // 2 for n, p in zip(labels.shape, self.patch, strict=True)]
         where = tuple(slice(a, a + p) for a, p in zip(start, self.patch, strict=True))
-        part = np.ascontiguousarray(image[(slice(None), *where)], dtype=np.float32)
+        part = image[(slice(None), *where)]
         truth = np.array(labels[where])
         lacking = [(0, p - n) for p, n in zip(self.patch, truth.shape, strict=True)]
         if any(after for _, after in lacking):  # a volume that is smaller than a patch
             part = np.pad(part, [(0, 0), *lacking], mode="edge")
             truth = np.pad(truth, lacking, constant_values=IGNORE_INDEX)
-        return torch.from_numpy(part), torch.from_numpy(truth)
+        return torch.from_numpy(self.decoded.for_network(source.volume, part)), torch.from_numpy(truth)
 
     def _checked_volumes(self) -> list[Volume]:
         if not hasattr(self, "_volumes"):

@@ -18,8 +18,9 @@ from template.data.decathlon import Decathlon
 from template.data.dicom import Dicom
 from template.data.nifti import LiTS, Nifti
 from template.data.nnunet import NnUNet
-from template.data.transforms import RandomWarp, Window
+from template.data.transforms import RandomWarp, Standardize, Window
 from template.data.volumes import VolumeData
+from template.distributed.faults import NamedError
 
 from . import volume_sets
 from .refused import refused
@@ -172,6 +173,37 @@ def test_spacing_is_that_of_the_network_and_masks_of_evaluation_stay(one: Path) 
     assert image.shape == (1, 5, 13, 28)
     assert mask.shape == (10, 26, 28)
     assert scored.mask_size(case) == (10, 26, 28)
+
+
+def test_slices_patches_and_whole_volumes_are_standardised_alike(one: Path) -> None:
+    voxels = program(body(0)[0]).astype(np.float64)
+    expected = (voxels - voxels.mean()) / voxels.std()
+    image, _ = lits(one, standardize=True, context=1).read(lits(one).cases("train")[4])
+    assert np.allclose(image, expected[3:6], atol=1e-5)
+    patches = lits(one, standardize=True, view="patches", patch=(4, 8, 12))
+    image, _ = patches.read(patches.cases("train")[0])
+    assert np.allclose(image[0], expected[3:7, 9:17, 8:20], atol=1e-5)
+    scored = lits(one, standardize=True, test_fraction=1.0)
+    image, _ = scored.read(scored.cases("test")[0])
+    assert np.allclose(image[0], expected, atol=1e-5)
+
+
+def test_channels_are_standardised_each_for_itself_and_a_constant_one_becomes_0(tmp_path: Path) -> None:
+    first, labels = body(0)
+    save(tmp_path / "images" / "a.nii", np.stack([first, np.full_like(first, 7)], axis=-1))
+    save(tmp_path / "masks" / "a.nii", labels)
+    data = Nifti(
+        images=str(tmp_path / "images"), masks=str(tmp_path / "masks"), classes=["background", "liver", "tumour"],
+        channels=2, standardize=True, cache_dir=str(tmp_path / "cache"), **{**ALL, "test_fraction": 1.0},
+    )  # fmt: skip
+    image, _ = data.read(data.cases("test")[0])
+    assert np.allclose(image[0], (program(first) - first.mean()) / first.std(), atol=1e-5)
+    assert (image[1] == 0).all()
+
+
+def test_standardize_as_a_transform_of_volumes_is_refused(one: Path) -> None:
+    with pytest.raises(NamedError, match="data.preprocess holds a Standardize"):
+        lits(one, preprocess=[Standardize()])
 
 
 def test_folds_hold_out_each_patient_once(tmp_path: Path) -> None:
