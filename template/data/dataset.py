@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -137,10 +138,10 @@ class CaseDataset(Dataset[Sample]):
                 )
             sample["mask"] = tv_tensors.Mask(mask)
         _transform(sample, self.preprocess, case, "preprocess")
-        if self.augment is not None:
+        if self.augment:
             with seeded(self.seed, epoch, index):
                 _transform(sample, self.augment, case, "augment")
-        elif mask is not None:
+        elif self.augment is None and mask is not None:
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
             sample["mask"] = mask
         sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
@@ -188,7 +189,7 @@ class CaseDataset(Dataset[Sample]):
             )
         if image.numel() == 0:
             raise NamedError("data-unreadable", f"'{case.name}' is an empty image of shape {list(image.shape)}.")
-        if not torch.isfinite(torch.stack(torch.aminmax(image))).all():  # NaN is the smallest and the largest
+        if not all(map(math.isfinite, torch.aminmax(image))):  # NaN is the smallest and the largest
             raise NamedError("data-not-finite", f"'{case.name}' has values that are NaN or infinite.")
         if mask is not None:
             self._check_mask(image, mask, case)
@@ -207,8 +208,10 @@ class CaseDataset(Dataset[Sample]):
                 cause="A mask has one label for each pixel, and no channels." if channels else None,
                 fix="Give mask[0], or mask.argmax(0) where each class has a channel." if channels else None,
             )
-        labels = mask.masked_fill(mask == IGNORE_INDEX, 0)
-        if int(labels.max()) >= len(self.classes) or int(labels.min()) < 0:
+        low, high = map(int, torch.aminmax(mask))
+        if high == IGNORE_INDEX:
+            high = int(mask.masked_fill(mask == IGNORE_INDEX, 0).max())
+        if high >= len(self.classes) or low < 0:
             found = torch.unique(mask).tolist()
             raise NamedError(
                 "mask-values",

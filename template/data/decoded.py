@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from .resampling import compact, grid_of, resampled
 from .volume_files import Geometry, check_same_place
 from .volume_reader import VolumeReader
 
+#: Arrays that a process keeps mapped, as to find and map one takes longer than to read a slice. Each holds a file open;
+#: a process may often have 1024.
+_MAPPED = 128
 #: Labelled voxels of a class that are kept of a volume, to centre patches on.
 _CENTRES = 2000
 
@@ -66,28 +70,37 @@ class DecodedVolumes:
         self.spacing = spacing
         self.standardize = standardize
         self.reader = reader
+        self._mapped: dict[tuple[Any, ...], NDArray[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what is mapped behind, which would be copied whole into another process."""
+        return {**self.__dict__, "_mapped": {}}
 
     def image(self, volume: Volume) -> NDArray[Any]:
         """[C, D, H, W] on the network's grid, mapped: int16 where the file's values are such, else float32."""
-        return self._cached("image", [*volume.images], lambda: self._decoded_image(volume))
+        return self._cached("image", volume.images, lambda: self._decoded_image(volume))
 
     def mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
         """Labels, uint8 [D, H, W], mapped: on the network's grid, or on the file's."""
         assert volume.mask is not None
         kind = "mask" if resample else "truth"
         # A DICOM SEG is put onto the grid of its image.
-        files = [volume.mask, volume.images[0]]
+        files = (volume.mask, volume.images[0])
         return self._cached(kind, files, lambda: self._decoded_mask(volume, resample))
 
     def centres(self, volume: Volume) -> NDArray[np.int32]:
         """Labelled voxels of each class but the background, int32 [n, 4]: class, and place on the network's grid."""
         assert volume.mask is not None
-        files = [volume.mask, volume.images[0]]
+        files = (volume.mask, volume.images[0])
         return self._cached("centres", files, lambda: _centres_of(self.mask(volume, resample=True)))
 
     def statistics(self, volume: Volume) -> NDArray[np.float64]:
         """Mean and standard deviation of each channel over the whole volume, [C, 2]."""
-        return self._cached("statistics", [*volume.images], lambda: _statistics_of(self.image(volume)))
+        return self._cached("statistics", volume.images, lambda: _statistics_of(self.image(volume)))
+
+    def forget(self) -> None:
+        """Close what is mapped; who has been given an array keeps it."""
+        self._mapped.clear()
 
     def for_network(self, volume: Volume, voxels: NDArray[Any]) -> NDArray[np.float32]:
         """A copy of voxels [C, …] out of a volume's image, as the network sees them."""
@@ -99,12 +112,22 @@ class DecodedVolumes:
             image /= np.maximum(spread, 1e-6)  # a constant channel becomes 0
         return image
 
-    def _cached(self, kind: str, files: list[str], make: Any) -> NDArray[Any]:
+    def _cached(self, kind: str, files: tuple[str, ...], make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        stamps = tuple(map(_stamp, files))
+        array = self._mapped.pop((kind, files, stamps), None)
+        if array is None:
+            array = self.cache.get(self._key(kind, files, stamps), make)
+            if len(self._mapped) >= _MAPPED:
+                del self._mapped[next(iter(self._mapped))]  # used longest ago
+        self._mapped[kind, files, stamps] = array
+        return array
+
+    def _key(self, kind: str, files: tuple[str, ...], stamps: tuple[tuple[int, int], ...]) -> str:
         settings = {"kind": kind, "classes": sorted(self.values.meaning.items()), "spacing": self.spacing}
         told = tuple(sorted((k, repr(v)) for k, v in settings.items()))
-        keys = [_key(self.reader, file, _stamp(file), told) for file in files]
+        keys = [_key(self.reader, file, stamp, told) for file, stamp in zip(files, stamps, strict=True)]
         # One of all files, however many channels there are: a file's name has 255 bytes.
-        return self.cache.get(f"{kind}_{hashlib.blake2b(''.join(keys).encode(), digest_size=20).hexdigest()}", make)
+        return f"{kind}_{hashlib.blake2b(''.join(keys).encode(), digest_size=20).hexdigest()}"
 
     def _decoded_image(self, volume: Volume) -> NDArray[Any]:
         parts, geometry = [], None
@@ -171,7 +194,7 @@ class DecodedVolumes:
 
 def _stamp(file: str) -> tuple[int, int]:
     try:
-        stat = Path(file).stat()
+        stat = os.stat(file)  # noqa: PTH116 - for each slice that is read
     except OSError as error:
         raise NamedError("data-unreadable", f"'{file}' cannot be read: {error.strerror}.") from error
     return stat.st_size, stat.st_mtime_ns

@@ -8,7 +8,7 @@ the file's axes that come closest to these directions. Nothing is resampled by t
 
 from __future__ import annotations
 
-import gzip
+import math
 import stat
 import zlib
 from collections import Counter
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..distributed.faults import NamedError
+from .unpacked import unpacked
 
 SUFFIXES = (".nii.gz", ".nii")
 #: Parts of a voxel by which the corners of an image and its mask may lie apart. Programs write affine matrices rounded
@@ -323,13 +324,11 @@ def _stored(path: Path, image: Any) -> tuple[NDArray[Any], float, float]:
 
 
 def _numbers(path: Path, image: Any) -> NDArray[Any]:
-    if not (path.name.endswith(".gz") and hasattr(image, "from_stream")):
+    if not path.name.endswith(".nii.gz"):
         return image.dataobj.get_unscaled()  # type: ignore[no-any-return]
-    with gzip.open(path) as stream:
-        numbers = image.from_stream(stream).dataobj.get_unscaled()
-        while stream.read(1 << 20):  # to the checksum at the end, which nibabel does not reach
-            pass
-    return numbers  # type: ignore[no-any-return]
+    data = image.dataobj
+    size = data.offset + math.prod(map(int, data.shape)) * data.dtype.itemsize
+    return np.ndarray(data.shape, data.dtype, unpacked(path, size).data, data.offset, order="F")
 
 
 def _unreadable(path: Path, reason: str) -> NamedError:

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from ..distributed.faults import NamedError
 from ..labels import IGNORE_INDEX
 from .cache import ArrayCache
-from .dataset import Case
+from .dataset import Case, CaseDataset
 from .decoded import DecodedVolumes, Volume
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
@@ -200,9 +200,9 @@ class VolumeData(SegmentationData):
         if isinstance(source, Patch):
             return self._patch(source)
         image = torch.from_numpy(self.decoded.for_network(source, self.decoded.image(source)))
-        return image, None if source.mask is None else torch.from_numpy(
-            np.array(self.decoded.mask(source, resample=False))
-        )
+        mask = None if source.mask is None else torch.from_numpy(np.array(self.decoded.mask(source, resample=False)))
+        self.decoded.forget()  # read at once, it is not needed in memory twice
+        return image, mask
 
     @override
     def read_plane(self, case: Case, number: int, planes: int) -> Tensor:
@@ -288,6 +288,13 @@ class VolumeData(SegmentationData):
         near = np.clip(np.arange(source.number - self.context, source.number + self.context + 1), 0, image.shape[1] - 1)
         slices = self.decoded.for_network(source.volume, image[:, near])
         return torch.from_numpy(slices).flatten(0, 1), torch.from_numpy(np.array(labels[source.number]))
+
+    @override
+    def _dataset(self, cases: Sequence[Case], augment: list[nn.Module] | None) -> CaseDataset:
+        dataset = super()._dataset(cases, augment)
+        if self.view == "slices":
+            dataset.draw = None  # there is nothing to choose, for which generators would be seeded
+        return dataset
 
     @override
     def draw(self, case: Case) -> Case:
