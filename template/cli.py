@@ -27,6 +27,7 @@ from .callbacks.checkpoint import RankZeroCheckpoint
 from .callbacks.checkpoint_io import AtomicCheckpointIO, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
+from .callbacks.kept_memory import KeptMemory
 from .callbacks.pictures import PicturesCallback
 from .callbacks.predictions import PredictionWriter
 from .callbacks.probe import ProbeStep
@@ -160,9 +161,8 @@ class SegmentationCLI(LightningCLI):
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_default_arguments_to_parser(parser)
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs.")
-        parser.add_argument(
-            "--experiment", type=str, default="default", help="Runs of one experiment share runs/<experiment>/."
-        )
+        parser.add_argument("--experiment", type=str, default="default", help="Its runs share runs/<experiment>/.")
+        parser.add_argument("--keep_memory", type=bool, default=True, help="On the CPU, keep what a step has freed.")
 
     @override
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -256,8 +256,7 @@ class SegmentationCLI(LightningCLI):
                 *self._callbacks(config, user),
             ],
             "default_root_dir": str(self.place.verb),
-            # Batches are dealt by the data module's own samplers.
-            "use_distributed_sampler": False,
+            "use_distributed_sampler": False,  # batches are dealt by the data module's own samplers
             "plugins": [*plugins(config.plugins, self.world), AtomicCheckpointIO()],
         }
         if config.logger is None or config.logger is True:
@@ -307,6 +306,7 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
+            callbacks += [KeptMemory(self._get(self.config, "keep_memory"))]
             callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), ThawedLayers(), self._stop]
             callbacks += [DivergenceSentinel(0)] if not any(isinstance(c, DivergenceSentinel) for c in user) else []
             callbacks += [LearningRateMonitor()] if config.logger is not False and not config.fast_dev_run else []

@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from ..distributed.probe import advice, describe, find_unused, probe_batch, probe_loss
+from ..distributed.probe import advice, describe, find_unused, let_settle, probe_batch, probe_loss
 from ..distributed.registration import check_optimizers, check_registered
 from ..distributed.strategy import SafeDDPStrategy
 
@@ -32,3 +32,5 @@ class ProbeStep(Callback):
                 "with several processes, DDP would look for them in every step. "
                 f"{advice(unused, trainer.world_size)} [unused-parameters]"
             )
+        if isinstance(trainer.strategy, SingleDeviceStrategy):
+            let_settle(pl_module, batch)

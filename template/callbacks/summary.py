@@ -23,6 +23,7 @@ from ..distributed.faults import NamedError
 from ..distributed.heartbeat import short
 from .case_scores import CaseSummary, summary_of
 from .checkpoint import keeper_of
+from .speed import speed_notes
 
 SCORES_FILE = "scores.json"
 _MISSING = "–"
@@ -75,8 +76,9 @@ class StartSummary(Callback):
             ("hardware", f"{_hardware(trainer)}, precision {trainer.precision}, {type(trainer.strategy).__name__}"),
             *(("", line) for line in _batches(trainer, data)),
         ]
-        reasons = differences(trainer, pl_module)
-        return [*lines, *(("" if number else "differs", reason) for number, reason in enumerate(reasons))]
+        for label, notes in (("speed", speed_notes(trainer, pl_module)), ("differs", differences(trainer, pl_module))):
+            lines += [("" if number else label, note) for number, note in enumerate(notes)]
+        return lines
 
 
 class _Report(NamedTuple):

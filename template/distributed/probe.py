@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from .collectives import world_size
@@ -47,6 +47,18 @@ def probe_loss(trainer: Trainer, batch: Any) -> Tensor:
     with trainer.precision_plugin.train_step_context():
         loss: Tensor = module.training_loss(batch)
         return loss
+
+
+def let_settle(module: LightningModule, batch: Any) -> None:
+    """Let the module decide what it decides by a measurement: its ``settle``, where it has one, is given the loss.
+
+    Args:
+        module: The module that is trained, not yet wrapped by DDP.
+        batch: Of :func:`probe_batch`.
+    """
+    settle = getattr(module, "settle", None)
+    if callable(settle):
+        settle(lambda: probe_loss(module.trainer, batch))
 
 
 class Unused(NamedTuple):

@@ -25,7 +25,7 @@ from .devices import Gpu, avoid_detail, check_own_gpu
 from .diagnose import diagnose, missing_error
 from .faults import NamedError
 from .knobs import DEFAULT_TIMEOUT, FULL_KEY, CommHook, check_device, check_knobs, parse_timeout
-from .probe import advice, describe, find_unused, probe_batch, probe_loss, sample_names, unused_error
+from .probe import advice, describe, find_unused, let_settle, probe_batch, probe_loss, sample_names, unused_error
 from .registration import check_registered
 from .trainable import Trainable
 from .undo import nothing_happened
@@ -179,6 +179,8 @@ class SafeDDPStrategy(DDPStrategy):
         module = self._module()
         if batch is not None:
             self._look_for_unused(module, batch)
+            if not self._probed:
+                let_settle(module, batch)
         super().configure_ddp()
         self._trainable = Trainable(module)
         self._probed = batch is not None

@@ -93,7 +93,7 @@ COMMAND_LINE = {
     "--trainer.precision 17": "trainer.precision is 17; it must be 64, 32, 16,",
     "--trainer.logger wandb": "trainer.logger is 'wandb'; it must be a lightning.pytorch.loggers.Logger (by class_path)",
     "--model.net.normalization layer": "is 'layer'; it must be 'batch', 'instance', 'group' or 'none'.",
-    "--model.channels_last maybe": "model.channels_last is 'maybe'; it must be true or false. The default is true.",
+    "--model.channels_last maybe": "model.channels_last is 'maybe'; it must be true or false or 'auto'.",
     "--model 3": "model is 3; it must be a section of keys with values. Its keys are net, loss,",
     "--model.net.width 0": "UNet: width is 0; it must be at least 1.",
     "--data.size 3": "data.size is 3; it must be at least 16.",
