@@ -80,7 +80,8 @@ def abdominal_window(image: Tensor) -> Tensor:
 class Standardize(_OnImage):
     """Each channel of each image to mean 0 and standard deviation 1, for images without a fixed unit (MRI, photos).
 
-    Constants for a whole data set are ``torchvision.transforms.v2.Normalize``'s job.
+    Constants for a whole data set are ``torchvision.transforms.v2.Normalize``'s job; volumes, of which training sees
+    parts, have ``data.standardize`` in its place.
 
     Args:
         eps: Smallest standard deviation to divide by; a constant image becomes 0.
