@@ -142,13 +142,8 @@ def test_the_shipped_configurations_are_those_that_the_measurement_reads(name: s
     assert config["data"]["init_args"]["batch_size"] == plain_loop.BATCH
 
 
-def test_every_network_has_a_title_and_logits_of_each_class() -> None:
+def test_every_method_has_a_title() -> None:
     assert set(quality.TITLES) == {"template", *plain_loop.NETWORKS}
-    pytest.importorskip("monai")
-    net, loss = plain_loop.NETWORKS["monai-unet"](3)
-    logits = net(torch.zeros(2, 1, 32, 32))
-    assert logits.shape == (2, 3, 32, 32)
-    assert loss(logits, torch.zeros(2, 32, 32, dtype=torch.int64)).item() > 0
 
 
 def test_the_table_has_the_median_and_the_range() -> None:
