@@ -53,8 +53,11 @@ class ArrayCache:
             return found
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder / f"{key}.lock"):
+            with _locked(self.folder / f"{key}.lock") as alone:
                 if (found := _mapped(file)) is None:
+                    if alone:  # what is left of a process that was killed while it wrote
+                        for part in self.folder.glob(f"{key}.*.part"):
+                            part.unlink(missing_ok=True)
                     self._write(file, make())
                     found = _mapped(file)
         except OSError as error:
@@ -124,16 +127,21 @@ def _mapped(file: Path) -> NDArray[Any] | None:
 
 
 @contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Hold a lock that ends with its process; without one, processes do the same work at the same time."""
+def _locked(file: Path) -> Iterator[bool]:
+    """Hold a lock that ends with its process; False without one: processes do the same work at the same time."""
     try:
         import fcntl
     except ImportError:
-        yield
+        yield False
         return
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
+    while True:
+        with file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Who waited holds a file that the one before has removed, while a third has made and locked a new one.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                    try:
+                        yield True
+                    finally:
+                        file.unlink(missing_ok=True)
+                    return

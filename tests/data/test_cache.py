@@ -10,8 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from template.data.cache import ArrayCache, key_of
+from template.data.nifti import LiTS
 from template.distributed.faults import NamedError
 from tests.ranks import run_ranks
+
+from . import volume_sets
 
 
 def test_an_array_is_made_once_and_mapped(tmp_path: Path) -> None:
@@ -69,6 +72,76 @@ def test_a_maker_that_fails_or_is_killed_leaves_the_place_to_others(tmp_path: Pa
         cache.get("a", dies)
     os.waitpid(child, 0)
     assert cache.get("a", lambda: np.zeros(2)).tolist() == [0, 0]
+
+
+def test_what_a_killed_process_has_begun_to_write_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.4711.part").write_bytes(b"half")
+    (tmp_path / "b.4711.part").write_bytes(b"of another entry, which may be being written")
+    ArrayCache(tmp_path, 1e9).get("a", lambda: np.zeros(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "b.4711.part"]
+
+
+def _stumble(rank: int, folder: str) -> list[str]:
+    """Make it together with others; the first two who come to it fail."""
+    events, cache = Path(folder) / "events", ArrayCache(Path(folder) / "cache", 1e9)
+
+    def make() -> NDArray[Any]:
+        place = len(events.read_text()) if events.exists() else 0
+        with events.open("a") as file:
+            file.write("(")
+        time.sleep(0.2)
+        with events.open("a") as file:
+            file.write(")")
+        if place < 4:
+            raise NamedError("data-unreadable", "'a.nii' cannot be read.")
+        return np.full(1000, 7)
+
+    for _ in range(3):
+        try:
+            return [str(cache.get("shared", make)[0])]
+        except NamedError:
+            continue
+    return ["never"]
+
+
+def test_of_those_who_wait_for_one_that_fails_one_alone_tries_again(tmp_path: Path) -> None:
+    assert run_ranks(4, _stumble, str(tmp_path)) == [["7"]] * 4
+    assert (tmp_path / "events").read_text() == "()()()"  # never two at a time
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["shared.npy"]
+
+
+def _crowd(rank: int, folder: str) -> bool:
+    cache = ArrayCache(Path(folder), 50_000)
+    # Each number is asked for by two of the ranks.
+    return all(
+        (cache.get(f"k{number}", lambda value=number: np.full(1000, value)) == number).all()
+        for number in [(rank // 2 * 20 + step) % 40 for step in range(40)]
+    )
+
+
+def test_ranks_that_need_more_than_fits_get_it_all_and_leave_no_more_than_fits(tmp_path: Path) -> None:
+    assert run_ranks(4, _crowd, str(tmp_path)) == [True] * 4
+    assert {path.suffix for path in tmp_path.iterdir()} == {".npy"}
+    ArrayCache(tmp_path, 50_000).get("last", lambda: np.zeros(1000))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 50_000 + 128  # the header of the last
+
+
+def _decode(rank: int, root: str) -> tuple[float, int]:
+    data = LiTS(root, cache_dir=str(Path(root).parent / "chosen"), val_fraction=0, test_fraction=0)
+    decoded, count = data.decoded._decoded_image, []
+    data.decoded._decoded_image = lambda volume: (count.append(1), time.sleep(0.2), decoded(volume))[2]
+    return sum(float(data.read(case)[0].double().sum()) for case in data.cases("train")), len(count)
+
+
+def test_ranks_decode_each_volume_once_into_the_folder_that_is_chosen(tmp_path: Path) -> None:
+    root = volume_sets.lits(tmp_path / "lits", 3)
+    before = sorted(root.rglob("*"))
+    results = run_ranks(3, _decode, str(root))
+    assert sum(count for _, count in results) == 3
+    assert len({total for total, _ in results}) == 1
+    assert sorted(root.rglob("*")) == before
+    kinds = [path.name.split("_")[0] for path in (tmp_path / "chosen").iterdir()]
+    assert sorted(kinds) == ["image"] * 3 + ["mask"] * 3
 
 
 def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
