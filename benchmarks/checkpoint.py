@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from template.callbacks.checkpoint import RankZeroCheckpoint
@@ -89,14 +89,6 @@ class Turns(RankZeroCheckpoint):
             super().on_train_batch_end(trainer, *hook)
         self.seconds[kind].append(time.perf_counter() - self._began)
         self._writing = kind == BACKGROUND
-
-
-class Remaining(Callback):
-    """Nothing is to be saved at the end."""
-
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.fast_dev_run = True  # type: ignore[attr-defined]
 
 
 def measure(network: dict[str, int], saves: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 #: Start of each tensor in the buffer, in bytes: no processor copies faster from a multiple of more.
 _ALIGNED = 64
-#: What the writing thread adds to its niceness: a training that uses all cores keeps nine tenths of the one it shares.
-_NICE = 10
+#: What the writing thread adds to its niceness: of a core that they share, the training keeps three quarters.
+_NICE = 5
 _CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set))
 #: Most of what is in them and does not change.
 _FIXED = frozenset((int, float, str, bool, bytes, type(None)))
