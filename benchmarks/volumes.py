@@ -91,6 +91,10 @@ def reading(rounds: int, clock: Clock) -> dict[str, Any]:
                 np.save(folder / f"{part}{n}.npy", np.ascontiguousarray(np.asanyarray(nibabel.load(file).dataobj).T))
             maps.append([np.load(folder / f"{part}{n}.npy", mmap_mode="r") for part in "im"])
 
+        def read_alone() -> None:
+            for n in order:
+                kept.read(kept.cases[n])
+
         def mapped() -> None:
             for n in order:
                 image, mask = maps[n // SIZE[2]]
@@ -112,7 +116,7 @@ def reading(rounds: int, clock: Clock) -> dict[str, Any]:
                     load(file)[..., k]
 
         candidates: dict[str, Callable[[], object]] = {
-            "memory map": mapped, "ours, read alone": lambda: [kept.read(kept.cases[n]) for n in order],
+            "memory map": mapped, "ours, read alone": read_alone,
             "ours": lambda: read_all(kept), "ours, windowed": lambda: read_all(windowed),
             "nibabel, dataobj": by_nibabel, "nibabel, get_fdata": by_get_fdata, "MONAI, LoadImage": by_monai,
         }  # fmt: skip

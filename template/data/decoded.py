@@ -116,7 +116,8 @@ class DecodedVolumes:
         stamps = tuple(map(_stamp, files))
         array = self._mapped.pop((kind, files, stamps), None)
         if array is None:
-            array = self.cache.get(self._key(kind, files, stamps), make)
+            # A plain view: slices of np.memmap are memory maps again, which takes longer than to copy them.
+            array = self.cache.get(self._key(kind, files, stamps), make).view(np.ndarray)
             if len(self._mapped) >= _MAPPED:
                 del self._mapped[next(iter(self._mapped))]  # used longest ago
         self._mapped[kind, files, stamps] = array
@@ -136,7 +137,9 @@ class DecodedVolumes:
             if geometry is not None:
                 check_same_place(Path(volume.images[0]), geometry, file, place, "channel")
             geometry = geometry or place
-            if not np.isfinite([voxels.min(), voxels.max()]).all():  # NaN is the smallest and the largest
+            if (
+                voxels.dtype.kind == "f" and not np.isfinite([voxels.min(), voxels.max()]).all()
+            ):  # NaN is the smallest and the largest
                 raise NamedError("data-not-finite", f"'{file}' has voxels that are NaN or infinite.")
             parts.append(voxels)
         assert geometry is not None

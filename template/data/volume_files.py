@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..distributed.faults import NamedError
+from .orientation import orientation_of
 from .unpacked import unpacked
 
 SUFFIXES = (".nii.gz", ".nii")
@@ -86,10 +87,8 @@ class Geometry(NamedTuple):
         return float(np.linalg.norm(apart[:3], axis=0).max() / min(self.spacing))
 
     def _orientation(self) -> NDArray[Any]:
-        # Rounded, so that at 45 degrees an image and its mask, whose last digits differ, are turned alike.
-        directions = np.eye(4)
-        directions[:3, :3] = (self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0)).round(4)
-        return need_nibabel().io_orientation(directions)  # type: ignore[no-any-return]
+        need_nibabel()
+        return orientation_of(np.asarray(self.affine, np.float64).tobytes())
 
     def _file_axes(self) -> tuple[int, int, int]:
         """The file's axes that run along x, y and z."""
@@ -139,14 +138,15 @@ def read_volume(path: Path) -> tuple[NDArray[Any], Geometry]:
     geometry, channels = _checked_header(path, image)
     stored, slope, intercept = _stored(path, image)
     stored = np.moveaxis(geometry.to_program(stored.reshape(*geometry.shape, channels)), -1, 0)
+    as_stored = (slope, intercept) == (1, 0)
     small = stored.dtype.kind in "iub" and slope.is_integer() and intercept.is_integer()
-    if small:
+    if small and not (as_stored and np.can_cast(stored.dtype, np.int16)):
         ends = [int(end) * slope + intercept for end in (stored.min(), stored.max())]
         small = min(ends) >= np.iinfo(np.int16).min and max(ends) <= np.iinfo(np.int16).max
     values = np.empty(stored.shape, np.int16 if small else np.float32)
     for of_channel, of_file in zip(values, stored, strict=True):
         for plane, numbers in zip(of_channel, of_file, strict=True):  # in double precision a volume is four times large
-            plane[:] = numbers if (slope, intercept) == (1, 0) else numbers * np.float64(slope) + np.float64(intercept)
+            plane[:] = numbers if as_stored else numbers * np.float64(slope) + np.float64(intercept)
     return values, geometry
 
 

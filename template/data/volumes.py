@@ -285,7 +285,9 @@ class VolumeData(SegmentationData):
 
     def _slice(self, source: Slice) -> tuple[Tensor, Tensor | None]:
         image, labels = self.decoded.image(source.volume), self.decoded.mask(source.volume, resample=True)
-        near = np.clip(np.arange(source.number - self.context, source.number + self.context + 1), 0, image.shape[1] - 1)
+        near: Any = slice(source.number - self.context, source.number + self.context + 1)
+        if near.start < 0 or near.stop > image.shape[1]:  # indices copy once more than a slice does
+            near = np.clip(np.arange(near.start, near.stop), 0, image.shape[1] - 1)
         slices = self.decoded.for_network(source.volume, image[:, near])
         return torch.from_numpy(slices).flatten(0, 1), torch.from_numpy(np.array(labels[source.number]))
 
