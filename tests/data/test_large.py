@@ -24,8 +24,8 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="m
 def peaks(folder: Path, common: list[str], verbs: dict[str, list[str]]) -> dict[str, float]:
     """Gigabytes that each verb takes beyond what is there before, mapped files and all."""
     command = [sys.executable, "-m", "tests.data.large_runs", json.dumps(common), json.dumps(verbs)]
-    # glibc's own number, so that memory which a fit keeps for its next step does not count as that of what follows it.
-    allocator = {"MALLOC_MMAP_MAX_": "65536"}
+    # Where glibc's own thresholds end up; said, so that a fit does not keep its memory for what follows it here.
+    allocator = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **allocator}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
