@@ -27,7 +27,7 @@ from .callbacks.checkpoint import RankZeroCheckpoint
 from .callbacks.checkpoint_io import AtomicCheckpointIO, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
-from .callbacks.kept_memory import KeptMemory
+from .callbacks.on_cpu import OnCpu
 from .callbacks.pictures import PicturesCallback
 from .callbacks.predictions import PredictionWriter
 from .callbacks.probe import ProbeStep
@@ -306,7 +306,7 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
-            callbacks += [KeptMemory(self._get(self.config, "keep_memory"))]
+            callbacks += [OnCpu(self._get(self.config, "keep_memory"))]
             callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), ThawedLayers(), self._stop]
             callbacks += [DivergenceSentinel(0)] if not any(isinstance(c, DivergenceSentinel) for c in user) else []
             callbacks += [LearningRateMonitor()] if config.logger is not False and not config.fast_dev_run else []

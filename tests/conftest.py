@@ -23,8 +23,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ROOT = Path(__file__).parent.parent
-#: Set by pytest, by Lightning's ``seed_everything`` and by torch's compiler; restored, but no fault of the test.
-_FREE_TO_CHANGE = {"PYTEST_CURRENT_TEST", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "TORCHINDUCTOR_CACHE_DIR"}
+#: Set by pytest, by Lightning's ``seed_everything``, by torch's compiler and by a run on the CPU; restored, but no
+#: fault of the test.
+_FREE_TO_CHANGE = {
+    "PYTEST_CURRENT_TEST",
+    "PL_GLOBAL_SEED",
+    "PL_SEED_WORKERS",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+}
 #: Where Lightning, and this project, write when they are not told where.
 _DEFAULT_OUTPUTS = ("runs", "lightning_logs", "checkpoints")
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM"))

@@ -6,7 +6,7 @@ import torch
 from lightning import LightningModule, Trainer
 
 from ..models.layout import SHORT, Layout
-from .kept_memory import KeptMemory
+from .on_cpu import OnCpu
 
 _HALF = "bf16-mixed"
 
@@ -20,7 +20,7 @@ def speed_notes(trainer: Trainer, module: LightningModule) -> list[str]:
     """
     layout = getattr(module, "layout", None)
     notes = [layout.told] if isinstance(layout, Layout) and layout.told else []
-    if any(isinstance(callback, KeptMemory) and callback.kept for callback in trainer.callbacks):  # type: ignore[attr-defined]  # set by the trainer
+    if any(isinstance(callback, OnCpu) and callback.kept for callback in trainer.callbacks):  # type: ignore[attr-defined]  # set by the trainer
         notes.append("freed memory is kept for the next step (--keep_memory false gives it back)")
     long = isinstance(layout, Layout) and (layout.step_seconds or 0) >= SHORT
     return (

@@ -299,6 +299,18 @@ def collate_by_shape(samples: list[Sample] | NamedError) -> list[Sample] | Named
     return [_stack(group) for group in groups.values()]
 
 
+def moved_to(batch: Any, device: torch.device) -> Any | None:
+    """A batch of :func:`collate` or :func:`collate_by_shape` on a device; None if it is something else."""
+    if isinstance(batch, list):
+        groups = [moved_to(group, device) for group in batch]
+        return None if any(group is None for group in groups) else groups
+    if not isinstance(batch, dict) or "case" not in batch:
+        return None
+    # As Lightning does it: the CPU need not wait while a GPU copies from pinned memory.
+    wait = device.type in ("cpu", "mps")
+    return {k: v.to(device, non_blocking=not wait) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
 def _stack(samples: list[Sample]) -> Sample:
     columns = {name: [sample[name] for sample in samples] for name in samples[0]}
     return {name: _joined(column) if name in ("image", "mask") else column for name, column in columns.items()}

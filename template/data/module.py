@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..distributed.faults import NamedError
 from ..labels import MAX_CLASSES, check_regions, default_regions
-from .dataset import Case, CaseDataset, collate, collate_by_shape
+from .dataset import Case, CaseDataset, collate, collate_by_shape, moved_to
 from .loader import PositionedLoader, start_worker
 from .own_loader import evaluation_batch, told_of_loader, training_batch
 from .plan import BatchPlan, plan_batches
@@ -243,17 +243,18 @@ class SegmentationData(LightningDataModule):
         path = self.predict_path
         return self._evaluation_loader(self.predict_cases(path) if path else self._listed("test"))
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move tensors alone: Lightning would take apart, in each step, the names of the cases."""
+        moved = moved_to(batch, device)
+        return super().transfer_batch_to_device(batch, device, dataloader_idx) if moved is None else moved
+
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Raise, in the training process, what failed in a loader worker; check what a loader of one's own gives."""
         if isinstance(batch, NamedError):
             raise batch
-        if not any(map(self._is_own, _LOADERS.values())):
-            return batch
-        running = self._trainer().state.stage
-        if running is None:  # a look at a batch of probe_batch after the run
-            return batch
-        stage = str(running.value)
-        if not self._is_own(_LOADERS[stage]):
+        # The stage is None where probe_batch is looked at after the run.
+        running = self._trainer().state.stage if any(map(self._is_own, _LOADERS.values())) else None
+        if running is None or not self._is_own(_LOADERS[stage := str(running.value)]):
             return batch
         loader = f"{type(self).__name__}.{_LOADERS[stage]}"
         if stage == "train":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from template.data.dataset import Case, CaseDataset, collate, collate_by_shape, seeded
+from template.data.dataset import Case, CaseDataset, collate, collate_by_shape, moved_to, seeded
 from template.distributed.faults import NamedError
 from template.labels import IGNORE_INDEX
 
@@ -225,3 +225,17 @@ def test_a_transform_that_fails_is_named(key: str) -> None:
         dataset(**settings)[(0, 1)]
     assert caught.value.identifier == "transform"
     assert caught.value.what.startswith(f"data.{key}[1], RandomCrop, fails on 'case_1' of shape [1, 4, 6]: ValueError")
+
+
+def test_tensors_of_a_batch_are_moved_and_names_are_not_touched() -> None:
+    meta, image, cases = torch.device("meta"), torch.zeros(2, 1, 4, 6), [Case("a", 0), Case("b", 1)]
+    moved = moved_to({"image": image, "case": cases, "size": [(4, 6)] * 2}, meta)
+    assert moved is not None
+    assert (moved["image"].device, moved["image"].shape, moved["size"]) == (meta, image.shape, [(4, 6)] * 2)
+    assert moved["case"] is cases
+    groups = moved_to([{"image": image, "case": cases}] * 2, meta)
+    assert groups is not None
+    assert [group["image"].device for group in groups] == [meta, meta]
+    assert moved_to([], meta) == []  # a share of no samples
+    assert moved_to({"image": image}, meta) is None  # of a loader of one's own: Lightning moves it
+    assert moved_to((image, image), meta) is None
