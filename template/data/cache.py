@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..distributed.faults import NamedError
 
 #: A change of what is stored under a key makes all old entries another key's.
-_FORMAT = 1
+_FORMAT = 2
 #: Bytes at the beginning and at the end of a file that stand for its content, beside its size and time.
 _LOOKED_AT = 1 << 16
 
@@ -102,9 +102,13 @@ class ArrayCache:
 
 
 def key_of(file: Path, **settings: Any) -> str:
-    """Names what is made of a file: by its size, time and content, and the settings it is made with."""
+    """Names what is made of a file: by its place, size, time and content, and the settings it is made with.
+
+    The place is in it since the ends of unpacked masks are often all background, on one grid and of one moment, as an
+    archive unpacks them: whatever is between would be taken from the first of them.
+    """
     stat = file.stat()
-    digest = hashlib.blake2b(digest_size=20)
+    digest = hashlib.blake2b(os.fsencode(file.resolve()), digest_size=20)
     with file.open("rb") as content:
         digest.update(content.read(_LOOKED_AT))
         content.seek(max(0, stat.st_size - _LOOKED_AT))

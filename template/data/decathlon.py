@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ..distributed.faults import NamedError
 from .dataset_json import NAME, class_of_values, names_of_values, number_of_channels, read_dataset_json, unreadable
 from .decoded import Volume
@@ -79,6 +81,10 @@ class Decathlon(VolumeData):
             raise NamedError("data-missing", f"'{self.root / NAME}' lists no case in 'training'.")
         patients = grouped(sorted(found), self.patient)
         return [found[name]._replace(patient=patients[name]) for name in sorted(found)]
+
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        return [self.root / "labelsTr"]
 
     def _pairs(self) -> Iterator[tuple[Path, Path]]:
         listed = self._content.get("training")

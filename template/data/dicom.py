@@ -107,6 +107,10 @@ class Dicom(VolumeData):
         folders = _named(series_folders(path, "data.predict"), path if path.is_dir() else path.parent)
         return self.new_cases([Volume(name, (str(folder),)) for name, folder in folders.items()])
 
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        return [self.masks]
+
     def _mask_files(self, images: dict[str, Path]) -> dict[str, Path]:
         """Masks by the names of their series; each other file by its own, which no series has."""
         found: dict[str, Path] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -122,8 +123,8 @@ def read_voxels(series: Series) -> NDArray[np.float32]:
 
 
 def series_key(folder: Path, settings: dict[str, Any]) -> str:
-    """Names what is made of a series: by names, sizes and times of its files, and the settings it is made with."""
-    digest = hashlib.blake2b(digest_size=20)
+    """Names what is made of a series: by place, names, sizes and times of its files, and by settings."""
+    digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=20)
     for file in read_series(folder).files:
         stat = file.stat()
         digest.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode("utf-8", "surrogateescape"))

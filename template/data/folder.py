@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ..distributed.faults import NamedError
 from .dataset import Case
 from .mask_values import MaskValues
@@ -123,6 +125,11 @@ class Folder(PictureData):
                 fix="Change the fractions, or add pairs.",
             )
         return self.as_cases(split, {name: pairs[name] for name in names})
+
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        places = [place_of(str(self.masks), split) for split in SPELLINGS] if self.masks else []
+        return [place for place in places if place is not None]
 
     def writes_white(self) -> bool:
         """Whether the user's masks hold 0 and 255."""

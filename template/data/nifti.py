@@ -66,6 +66,10 @@ class Nifti(VolumeData):
         masks = _by_stem(self._files(self.masks, "data.masks", self.mask_suffix, self.image_suffix), "masks")
         return paired(images, masks, self.patient)
 
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        return [self.masks]
+
     def _files(self, folder: Path, key: str, suffix: str, other: str) -> list[tuple[str, Path]]:
         shared = self.images == self.masks
         found = []

@@ -155,6 +155,10 @@ class NnUNet(VolumeData):
             files = sorted(path.parent.glob(f"{_literal(match[1])}_????{self.ending}")) if match else files
         return self.new_cases(self._channels_of(files or [path], str(path)))
 
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        return [self.root / "labelsTr", self.root / "labelsTs"]
+
     def _cases_of(self, images: str, masks: str) -> dict[str, Volume]:
         folder = self.root / images
         found = {}

@@ -107,6 +107,10 @@ class OxfordPet(PictureData):
         assert names is not None  # both lists are named
         return self.as_cases(split, {name: self._pair(name) for name in names})
 
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        return [self.root / _FOLDER / "annotations" / "trimaps"]
+
     def _groups(self, split: Split) -> dict[str, str] | None:
         if split == "val":
             return None

@@ -22,6 +22,7 @@ from .mask_values import MaskValues
 from .module import SegmentationData, Split
 from .names import unique_stems
 from .picture_files import SUFFIXES, list_pictures, picture_size, read_image, read_values, write_values
+from .written import refuse_among, whole
 
 _LOSSLESS = {".png", ".tif", ".tiff", ".bmp"}
 
@@ -153,23 +154,22 @@ class PictureData(SegmentationData):
             The file written.
 
         Raises:
-            NamedError: ``config``: the mask could take its image's place.
+            NamedError: ``config``: the mask could take the place of its image, or of a mask of the data set.
         """
         source = Path(case.source[0])
-        if folder.samefile(source.parent):
-            raise NamedError(
-                "config",
-                f"Masks would be written into the folder of their images, '{folder}'.",
-                cause="A mask has its image's name.",
-                fix="Choose another folder with --out.",
-            )
+        refuse_among(folder, [source], self.folders_of_masks())
         values, palette = self.mask_values.to_values(mask.cpu().numpy(), self.writes_white())
         suffix = source.suffix
         if suffix.lower() not in _LOSSLESS or (suffix.lower() == ".bmp" and values.itemsize > 1):
             suffix = ".png"
         file = folder / f"{case.name}{suffix}"
-        write_values(file, values, palette)
+        with whole(file) as part:
+            write_values(part, values, palette)
         return file
+
+    def folders_of_masks(self) -> list[Path]:
+        """Where the masks of the data set are, so that predictions do not take their place."""
+        return []
 
     def writes_white(self) -> bool:
         """Whether class 1 is written as 255."""

@@ -95,6 +95,10 @@ class VOC(PictureData):
         assert names is not None  # every list is named
         return self.as_cases(split, {name: self._pair(name, split) for name in names})
 
+    @override
+    def folders_of_masks(self) -> list[Path]:
+        return [self.root / self.masks]
+
     def _groups(self, split: Split) -> dict[str, str] | None:
         if split not in self.sets:
             return None

@@ -23,6 +23,7 @@ from .splits import Splitter
 from .transforms import Standardize
 from .volume_files import Geometry, list_volumes, unique_names, write_labels
 from .volume_reader import VolumeReader
+from .written import refuse_among, whole
 
 
 class Slice(NamedTuple):
@@ -251,17 +252,19 @@ class VolumeData(SegmentationData):
         """
         image = Path(case.source.images[0])
         file = folder / f"{case.name}{'.nii' if image.name.endswith('.nii') else '.nii.gz'}"
-        if folder.resolve() == image.resolve().parent:
-            raise NamedError(
-                "config",
-                f"Masks would be written into the folder of their images, '{folder}'.",
-                cause="A mask has its image's name.",
-                fix="Choose another folder with --out.",
-            )
+        given = case.source.mask
+        refuse_among(
+            folder, map(Path, case.source.images), [*self.folders_of_masks(), *([Path(given).parent] if given else [])]
+        )
         labels = mask.cpu().numpy()
         values, _ = self.values.to_values(labels.reshape(len(labels), -1), two_tone=False)
-        write_labels(file, values.reshape(labels.shape), self.geometry(case))
+        with whole(file) as part:
+            write_labels(part, values.reshape(labels.shape), self.geometry(case))
         return file
+
+    def folders_of_masks(self) -> list[Path]:
+        """Where the masks of the data set are, so that predictions do not take their place."""
+        return []
 
     def geometry(self, case: Case) -> Geometry:
         """Where the voxels of a case's file are."""

@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from template.data.cache import ArrayCache, key_of
-from template.data.nifti import LiTS
+from template.data.nifti import LiTS, Nifti
 from template.distributed.faults import NamedError
 from tests.ranks import run_ranks
 
@@ -172,16 +173,40 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert raised.value.identifier == "folder-not-writable"
 
 
-def test_the_key_changes_with_content_time_and_settings(tmp_path: Path) -> None:
+def test_the_key_changes_with_place_content_time_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, copy = tmp_path / "a.nii", tmp_path / "b.nii"
     for one in (file, copy):
         one.write_bytes(b"x" * 200_000)
         os.utime(one, (5, 5))
     key = key_of(file, spacing=[1.0, None])
-    assert key == key_of(copy, spacing=[1.0, None])  # the same under another name
+    monkeypatch.chdir(tmp_path)
+    assert key == key_of(Path("a.nii"), spacing=[1.0, None])
     assert key != key_of(file, spacing=[2.0, None])
+    assert key != key_of(copy, spacing=[1.0, None])  # what is not looked at, in the middle, may differ
     os.utime(file, (6, 6))
     assert key != key_of(file, spacing=[1.0, None])
-    copy.write_bytes(b"x" * 199_999 + b"y")
-    os.utime(copy, (5, 5))
-    assert key != key_of(copy, spacing=[1.0, None])
+    file.write_bytes(b"x" * 199_999 + b"y")
+    os.utime(file, (5, 5))
+    assert key != key_of(file, spacing=[1.0, None])
+
+
+def test_volumes_that_differ_in_the_middle_alone_are_kept_apart(tmp_path: Path) -> None:
+    """Brains cut out on one grid, such as those of BraTS: unpacked, of one size and moment, and 0 at both ends."""
+    for number in range(3):
+        voxels = np.zeros((48, 48, 96), np.uint8)
+        voxels[20:30, 20:30, 40 : 41 + number] = 1
+        for part in ("i", "m"):
+            file = tmp_path / part / f"{number}.nii"
+            file.parent.mkdir(exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), file)
+            os.utime(file, (5, 5))
+    data = Nifti(
+        images=str(tmp_path / "i"), masks=str(tmp_path / "m"), classes=["background", "brain"],
+        val_fraction=1.0, test_fraction=0.0, cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    sums = []
+    for case in data.cases("val"):
+        image, mask = data.read(case)
+        assert mask is not None
+        sums.append((int(image.sum()), int(mask.sum())))
+    assert sums == [(100, 100), (200, 200), (300, 300)]

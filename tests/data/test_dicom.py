@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ def test_the_shipped_configuration_trains_scores_and_predicts(tmp_path: Path, mo
     nibabel.save(reference, "reference.nii")
     assert labels.shape == (4, 4)
     check_on_image(mask, Path("reference.nii"), {0, 1, 2})
+
+
+def test_series_whose_files_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    """Before and after contrast: one grid, the same names, sizes and times of the slices."""
+    for number, name in enumerate(("before", "after")):
+        dicom_series(tmp_path / name, body(number)[0])
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, (5, 5))
+    found = data(tmp_path)
+    for number, case in enumerate(reversed(found.predict_cases(tmp_path))):
+        assert np.array_equal(found.read(case)[0][0], body(number)[0][::-1, ::-1].T)
 
 
 def test_a_series_is_put_in_order_and_in_hounsfield_units(tmp_path: Path) -> None:
