@@ -300,7 +300,7 @@ class SegmentationData(LightningDataModule):
             preprocess=self.preprocess,
             augment=augment,
             seed=self._seed(),
-            draw=self.draw,
+            draw=self.draw if self._is_own("draw") else None,  # generators would be seeded for nothing
             mask_size=self.mask_size,
         )
 

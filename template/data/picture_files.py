@@ -96,14 +96,46 @@ def read_image(path: Path, channels: int, white: float | None = None) -> Tensor:
     Raises:
         NamedError: ``data-unreadable``.
     """
+    return as_image(read_pixels(path), channels, white)
+
+
+def read_pixels(path: Path) -> npt.NDArray[Any]:
+    """Read what a picture stores, upright.
+
+    Args:
+        path: The file.
+
+    Returns:
+        [H, W] of a grey picture, [H, W, 3] of colours: uint8 and uint16 where 255 and 65535 are white, else int32 or
+        float32.
+
+    Raises:
+        NamedError: ``data-unreadable``.
+    """
     with _opened(path) as picture:
         values, full = _pixels(picture, path)
-    image = torch.from_numpy(values.astype(np.float32))
-    image = image[None] if image.ndim == 2 else image.permute(2, 0, 1)
-    image = image / (full if white is None else white)
+    kind = {255.0: np.uint8, 65535.0: np.uint16}.get(full, values.dtype.newbyteorder("="))
+    return values.astype(kind, copy=False)
+
+
+def as_image(pixels: npt.NDArray[Any], channels: int, white: float | None = None) -> Tensor:
+    """An image out of the pixels of a file.
+
+    Args:
+        pixels: As of :func:`read_pixels`.
+        channels: As of :func:`read_image`.
+        white: As of :func:`read_image`.
+
+    Returns:
+        float32 [channels, H, W]. Its memory is laid out as the pixels are, colours side by side: to turn it over takes
+        longer than all that is done with an image on the way to a batch, which is laid out anew in any case.
+    """
+    full = {"u1": 255.0, "u2": 65535.0}.get(pixels.dtype.str[1:], 1.0) if white is None else white
+    image = torch.from_numpy(pixels.astype(np.float32))
+    image = (image[None] if image.ndim == 2 else image.permute(2, 0, 1)).div_(full)
     if channels == 1 and len(image) == 3:
         image = torch.tensordot(torch.tensor([_LUMA]), image, dims=1)
-    return image.expand(channels, -1, -1).contiguous()
+    return image.expand(channels, -1, -1).contiguous() if len(image) < channels else image
 
 
 def read_values(path: Path, color: bool = False) -> npt.NDArray[Any]:
@@ -207,8 +239,10 @@ def _pixels(picture: Image.Image, path: Path) -> tuple[npt.NDArray[Any], float]:
     bits = picture.tag_v2.get(ExifTags.Base.BitsPerSample, (8,)) if isinstance(picture, TiffImageFile) else (8,)
     if ";16" in _rawmode(picture) or max(bits) > 8:
         return _deep_color(picture, path), 65535.0
-    grey = picture.mode in {"1", "L", "LA", "La"}
-    return np.asarray(_upright(picture.convert("L" if grey else "RGB"), picture)), 255.0
+    mode = "L" if picture.mode in {"1", "L", "LA", "La"} else "RGB"
+    # To convert a picture into its own mode copies it.
+    pixels = picture if picture.mode == mode else picture.convert(mode)
+    return np.asarray(_upright(pixels, picture)), 255.0
 
 
 def _deep_color(picture: Image.Image, path: Path) -> npt.NDArray[np.uint16]:

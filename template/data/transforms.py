@@ -12,13 +12,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F
 
 from ..labels import IGNORE_INDEX
+
+#: What RandomWarp moves, beside plain tensors, which torchvision takes for images.
+_MOVED = (tv_tensors.Image, tv_tensors.Mask, tv_tensors.Video)
 
 
 def _uniform(low: float, high: float) -> float:
@@ -144,14 +148,16 @@ class RandomIntensity(_OnImage):
         """Changed values; a constant image has no range and keeps its gamma."""
         if not params["apply"]:
             return image
-        low, high = image.aminmax()
-        span = high - low
-        if params["gamma"] != 1.0 and span > 0:
-            image = ((image - low) / span).pow(params["gamma"]) * span + low
+        # In place of what it has made itself, so that one buffer stays in the processor's cache.
+        if params["gamma"] != 1.0:
+            low, high = image.aminmax()
+            span = high - low
+            if span > 0:
+                image = (image - low).div_(span).pow_(params["gamma"]).mul_(span).add_(low)
         mean = image.mean()
-        image = (image - mean) * params["contrast"] + (mean + params["brightness"])
+        image = (image - mean).mul_(params["contrast"]).add_(mean + params["brightness"])
         if params["noise"] > 0:
-            image = image + params["noise"] * torch.randn_like(image)
+            image.add_(torch.randn_like(image).mul_(params["noise"]))
         return image
 
     def extra_repr(self) -> str:
@@ -163,7 +169,7 @@ class RandomIntensity(_OnImage):
 
 
 class RandomWarp(v2.Transform):
-    """Flip, scale, shear, rotation, shift and a smooth deformation, resampled once.
+    """Crop, flip, scale, shear, rotation, shift and a smooth deformation, resampled once.
 
     One resampling instead of torchvision's chain of them keeps small structures sharp and takes a quarter of the
     time. Images are read bilinearly, masks by nearest neighbour, both through the same field. In 3D every slice
@@ -186,9 +192,12 @@ class RandomWarp(v2.Transform):
         knots: Control points along each axis.
         fill: Value of unknown image pixels, in units of the image as it arrives here.
         outside: Label of unknown mask pixels.
+        crop: Height and width, in pixels, of a part of the picture that becomes the result: it lies anywhere, and is
+            warped about its middle. Unlike a crop before the warp, the pixels around it are known. Along a side where
+            the picture is smaller it lies in the middle. Default: the whole picture.
 
     Raises:
-        ValueError: ``scale`` is not two positive numbers, smallest first.
+        ValueError: ``scale`` is not two positive numbers, smallest first, or ``crop`` not two whole ones.
     """
 
     def __init__(
@@ -203,10 +212,13 @@ class RandomWarp(v2.Transform):
         knots: int = 5,
         fill: float = 0.0,
         outside: int = IGNORE_INDEX,
+        crop: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if len(scale) != 2 or not 0 < scale[0] <= scale[1]:
             raise ValueError(f"RandomWarp: scale must be two positive numbers, smallest first, not {list(scale)}")
+        if crop is not None and (len(crop) != 2 or min(crop) < 1):
+            raise ValueError(f"RandomWarp: crop must be a height and a width in pixels, not {list(crop)}")
         self.degrees = degrees
         self.scale = (float(scale[0]), float(scale[1]))
         self.shear = shear
@@ -217,44 +229,94 @@ class RandomWarp(v2.Transform):
         self.knots = knots
         self.fill = fill
         self.outside = outside
+        self.crop = None if crop is None else (int(crop[0]), int(crop[1]))
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Draw the field of one sample: where each pixel of the result is read, as an offset."""
-        height, width = v2.query_size(flat_inputs)
+        """Draw the grid of one sample: where in the picture each pixel of the result is read."""
+        sides = v2.query_size(flat_inputs)
         angle = math.radians(_uniform(-self.degrees, self.degrees))
         size = _uniform(*self.scale)
         slant = math.tan(math.radians(_uniform(-self.shear, self.shear)))
-        shift = [_uniform(-self.translate, self.translate) * side for side in (width, height)]
+        height, width = self.crop or sides
+        shift = np.array([_uniform(-self.translate, self.translate) * side for side in (width, height)])
         mirror = [
             -1.0 if _uniform(0.0, 1.0) < self.horizontal_flip else 1.0,
             -1.0 if _uniform(0.0, 1.0) < self.vertical_flip else 1.0,
         ]
-        # Forward map about the centre in pixels, x to the right and y downwards: first the mirror, the shift last.
+        # Forward map about the middle in pixels, x to the right and y downwards: first the mirror, the shift last.
         cos, sin = math.cos(angle), math.sin(angle)
-        rotation = torch.tensor([[cos, sin], [-sin, cos]], dtype=torch.float64)
-        stretch = torch.tensor([[size * mirror[0], size * slant * mirror[1]], [0.0, size * mirror[1]]]).double()
-        inverse = torch.linalg.inv(rotation @ stretch)
-        x = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
-        y = torch.arange(height, dtype=torch.float64) - (height - 1) / 2
-        out = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
-        offset = (out - torch.tensor(shift).double()) @ inverse.T - out
-        half = torch.tensor([width, height]) / 2  # torchvision's field counts in half sides
-        field = (offset / half).float()[None]
+        rotation = np.array([[cos, sin], [-sin, cos]])
+        stretch = np.array([[size * mirror[0], size * slant * mirror[1]], [0.0, size * mirror[1]]])
+        inverse = np.linalg.inv(rotation @ stretch)
+        middle = np.zeros(2)  # of the part, from that of the picture
+        if self.crop:
+            for axis, room in enumerate((max(0, sides[1] - width), max(0, sides[0] - height))):
+                middle[axis] = min(int(_uniform(0.0, room + 1.0)), room) - room / 2
+        x = np.arange(width) - (width - 1) / 2 - shift[0]
+        y = np.arange(height) - (height - 1) / 2 - shift[1]
+        smooth = None
         if self.elastic > 0:
-            knots = 2 * self.elastic * torch.randn(1, 2, self.knots, self.knots)
-            smooth = torch.nn.functional.interpolate(knots, size=(height, width), mode="bicubic", align_corners=True)
-            field = field + smooth.permute(0, 2, 3, 1)
-        return {"field": field}
+            knots = (
+                self.elastic * torch.randn(1, 2, self.knots, self.knots) * torch.tensor([width, height])[:, None, None]
+            )
+            smooth = torch.nn.functional.interpolate(knots, size=(height, width), mode="bicubic", align_corners=True)[0]
+        grid, box = torch.empty(1, height, width, 2), []
+        for axis, side in enumerate((sides[1], sides[0])):
+            # Where the result is read, in pixels of the picture: for each of its columns, and for each of its rows.
+            of_x, of_y = inverse[axis, 0] * x, inverse[axis, 1] * y + middle[axis] + (side - 1) / 2
+            reach = (of_x.min() + of_y.min(), of_x.max() + of_y.max())
+            if smooth is not None:
+                low, high = torch.aminmax(smooth[axis])
+                reach = (reach[0] + low.item(), reach[1] + high.item())
+            # The part of the picture that is read at all, neighbours of each point counted.
+            first = min(max(math.floor(reach[0]) - 2, 0), side - 1)
+            last = max(min(math.ceil(reach[1]) + 3, side), first + 1)
+            box.append(slice(first, last))
+            # For torch the edges of that part, half a pixel from its outermost pixels' middles, are at -1 and 1.
+            unit = 2 / (last - first)
+            of_y = (of_y - first + 0.5) * unit - 1
+            torch.add(_float(of_x * unit)[None], _float(of_y)[:, None], out=grid[0, ..., axis])
+            if smooth is not None:
+                grid[0, ..., axis] += smooth[axis] * unit
+        return {"grid": grid, "box": (..., box[1], box[0])}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        """Read images bilinearly and masks by nearest neighbour through the field."""
-        fill = self.outside if isinstance(inpt, tv_tensors.Mask) else self.fill
-        return F.elastic(inpt, params["field"], interpolation=v2.InterpolationMode.BILINEAR, fill=fill)
+        """Read images bilinearly and masks by nearest neighbour through the grid.
+
+        Raises:
+            TypeError: It is neither an image nor a mask.
+        """
+        if not isinstance(inpt, Tensor) or (isinstance(inpt, tv_tensors.TVTensor) and not isinstance(inpt, _MOVED)):
+            raise TypeError(f"RandomWarp moves tensors of images and masks, and no {type(inpt).__name__}")
+        is_mask = isinstance(inpt, tv_tensors.Mask)
+        values = inpt.as_subclass(Tensor)
+        planes = values[params["box"]]
+        planes = planes.reshape(1, -1, *planes.shape[-2:])
+        if not planes.is_floating_point():
+            planes = planes.float()
+        # Beyond the border lies zero for torch, so that the fill has to be zero as well.
+        fill = float(self.outside if is_mask else self.fill)
+        read = torch.nn.functional.grid_sample(
+            planes - fill if fill else planes,
+            params["grid"].to(planes),
+            mode="nearest" if is_mask else "bilinear",
+            padding_mode="zeros",
+            align_corners=False,
+        )
+        if fill:
+            read.add_(fill)
+        if not values.is_floating_point():
+            read = read.round_().to(values.dtype)
+        return tv_tensors.wrap(read.reshape(*values.shape[:-2], *read.shape[-2:]), like=inpt)
 
     def extra_repr(self) -> str:
         """All strengths."""
         return (
             f"degrees={self.degrees}, scale={self.scale}, shear={self.shear}, translate={self.translate}, "
             f"flips=({self.horizontal_flip}, {self.vertical_flip}), elastic={self.elastic}, knots={self.knots}, "
-            f"fill={self.fill}, outside={self.outside}"
+            f"fill={self.fill}, outside={self.outside}, crop={self.crop}"
         )
+
+
+def _float(values: NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))

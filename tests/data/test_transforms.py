@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from torch import Tensor, nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -268,7 +269,84 @@ def test_agrees_with_torchvision() -> None:
         interpolation=v2.InterpolationMode.BILINEAR,
         fill=[0.3],
     )
-    torch.testing.assert_close(result, peer, rtol=0, atol=1e-4)
+    # At the picture's border torchvision takes the share of the picture twice, so that fill shows a dark line.
+    apart = (result - peer).abs() > 1e-4
+    covered = module(sample(torch.ones(1, 48, 64)))["image"].as_subclass(Tensor)
+    assert not apart[(covered > 1 - 1e-4) | (covered < 0.3 + 1e-4)].any()
+    assert apart.sum() < 100
+
+
+@pytest.mark.usefixtures("most")
+@pytest.mark.parametrize("fill", [0.0, 0.3])
+def test_agrees_with_scipy_at_the_border_as_well(fill: float) -> None:
+    image = torch.rand(1, 20, 24, generator=torch.Generator().manual_seed(0))
+    result = RandomWarp(degrees=30, fill=fill)(sample(image))["image"][0].as_subclass(Tensor)
+    y, x = np.mgrid[:20, :24] - np.array([9.5, 11.5]).reshape(2, 1, 1)
+    cos, sin = math.cos(math.radians(30)), math.sin(math.radians(30))
+    read_at = [sin * x + cos * y + 9.5, cos * x - sin * y + 11.5]
+    peer = ndimage.map_coordinates(image[0].numpy(), read_at, order=1, mode="grid-constant", cval=fill)
+    torch.testing.assert_close(result, torch.from_numpy(peer), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(11, 15), (12, 14)])
+def test_a_crop_is_a_part_of_the_picture_and_lies_anywhere_in_it(size: tuple[int, int]) -> None:
+    image, (height, width) = numbered(*size), (5, 8)
+    module, starts = RandomWarp(crop=(height, width)), set()
+    for seed in range(400):
+        result = seeded(module, sample(image, image[0].to(torch.uint8)), seed)
+        assert result["image"].shape == (1, height, width)
+        start = int(result["mask"][0, 0])
+        y, x = divmod(start, size[1])
+        part = image[:, y : y + height, x : x + width]
+        torch.testing.assert_close(result["image"].as_subclass(Tensor), part, rtol=0, atol=1e-3)
+        assert torch.equal(result["mask"], part[0].to(torch.uint8))
+        starts.add((y, x))
+    assert starts == {(y, x) for y in range(size[0] - height + 1) for x in range(size[1] - width + 1)}
+
+
+def test_a_crop_is_warped_about_its_middle_with_what_is_around_it() -> None:
+    settings: dict[str, Any] = {name: value for name, value in EVERYTHING.items() if name != "elastic"}
+    image = F.gaussian_blur(torch.rand(1, 90, 100), [5, 5])
+    whole = seeded(RandomWarp(**{**settings, "translate": 0.0}), sample(image))["image"].as_subclass(Tensor)
+    # Of a picture that is larger by nothing, the crop lies where the picture's own warp has its middle.
+    part = seeded(RandomWarp(**{**settings, "translate": 0.0}, crop=(90, 100)), sample(image))["image"]
+    torch.testing.assert_close(part.as_subclass(Tensor), whole, rtol=0, atol=1e-4)
+    labels = torch.ones(90, 100, dtype=torch.uint8)
+    together = RandomWarp(degrees=30, crop=(40, 40))
+    apart = nn.Sequential(v2.RandomCrop(40), RandomWarp(degrees=30))
+    unknown = [
+        sum(int((seeded(module, sample(image, labels), seed)["mask"] == IGNORE_INDEX).sum()) for seed in range(20))
+        for module in (together, apart)
+    ]
+    assert unknown[0] < unknown[1] / 4
+
+
+def test_a_crop_that_is_larger_than_the_picture_has_it_in_the_middle() -> None:
+    image = 1 + numbered(4, 6)
+    result = RandomWarp(crop=(8, 6), fill=-1.0)(sample(image, image[0].to(torch.uint8)))
+    expected = torch.full((1, 8, 6), -1.0)
+    expected[:, 2:6] = image
+    torch.testing.assert_close(result["image"].as_subclass(Tensor), expected, rtol=0, atol=1e-4)
+    assert (result["mask"] == IGNORE_INDEX).sum() == 24
+
+
+def test_the_layout_in_memory_changes_nothing() -> None:
+    image = torch.rand(32, 40, 3).permute(2, 0, 1)
+    for module in (RandomWarp(**EVERYTHING), RandomIntensity(0.3, 0.2, 0.1)):  # type: ignore[arg-type]
+        one, other = (seeded(module, sample(given))["image"] for given in (image, image.contiguous()))
+        torch.testing.assert_close(one.as_subclass(Tensor), other.as_subclass(Tensor), rtol=0, atol=1e-6)
+
+
+def test_what_is_no_image_is_not_moved_in_silence() -> None:
+    boxes = tv_tensors.BoundingBoxes([[1, 1, 3, 3]], format="XYXY", canvas_size=(8, 8))  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="no BoundingBoxes"):
+        RandomWarp()({**sample(torch.rand(1, 8, 8)), "boxes": boxes})
+
+
+@pytest.mark.parametrize("crop", [(8,), (0, 8)])
+def test_an_impossible_crop_is_refused(crop: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="RandomWarp: crop"):
+        RandomWarp(crop=crop)
 
 
 @pytest.mark.usefixtures("most")
