@@ -79,7 +79,7 @@ class Decathlon(VolumeData):
             found[name] = Volume(name, (str(image),), str(mask))
         if not found:
             raise NamedError("data-missing", f"'{self.root / NAME}' lists no case in 'training'.")
-        patients = grouped(sorted(found), self.patient)
+        patients = grouped(sorted(found), self.patient, "data.patient")
         return [found[name]._replace(patient=patients[name]) for name in sorted(found)]
 
     @override

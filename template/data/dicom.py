@@ -92,7 +92,7 @@ class Dicom(VolumeData):
         masks = self._mask_files(images)
         volumes = paired(images, masks)
         if self.patient is not None:
-            patients = grouped(images, self.patient)
+            patients = grouped(images, self.patient, "data.patient")
         else:
             patients = {name: read_series(folder).patient for name, folder in images.items()}
         return [volume._replace(patient=patients[volume.name]) for volume in volumes]

@@ -137,7 +137,7 @@ def paired(images: dict[str, Path], masks: dict[str, Path], patient: str | None 
         lonely = [str(file) for name, file in have.items() if name not in lack]
         if lonely:
             raise NamedError("data-unpaired", f"{len(lonely)} of {len(have)} {what}: {listed(lonely, 3)}.")
-    patients = grouped(sorted(images), patient)
+    patients = grouped(sorted(images), patient, "data.patient")
     return [Volume(name, (str(images[name]),), str(masks[name]), patients[name]) for name in sorted(images)]
 
 

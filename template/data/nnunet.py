@@ -124,7 +124,7 @@ class NnUNet(VolumeData):
             raise NamedError("data-unpaired", f"'{twice[0]}' is in imagesTr and in imagesTs of '{self.root}'.")
         self._held_out = set(held_out)
         volumes = {**training, **held_out}
-        patients = grouped(volumes, self.patient)
+        patients = grouped(volumes, self.patient, "data.patient")
         return [volume._replace(patient=patients[name]) for name, volume in volumes.items()]
 
     @override

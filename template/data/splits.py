@@ -42,37 +42,39 @@ def place_of(template: str, split: Split) -> Path | None:
     return next((path for path in paths if path.exists() or path.is_symlink()), None)
 
 
-def grouped(names: Iterable[str], pattern: str | None) -> dict[str, str]:
+def grouped(names: Iterable[str], pattern: str | None, key: str = "data.group") -> dict[str, str]:
     r"""Find the group of each name.
 
     Args:
         names: Unique names.
         pattern: Regular expression that a name begins with; its first parentheses, or all of it where it has none, are
             the group: ``^(.*)_\d+$`` for Carvana's ``car_01`` … ``car_16``. None: each name is a group of its own.
+        key: Of the configuration, for messages.
 
     Returns:
         Name to group.
 
     Raises:
-        NamedError: ``config``: no regular expression, or a name that it does not match.
+        NamedError: ``config``: no regular expression, or a name in which it finds no group.
     """
     if pattern is None:
         return {name: name for name in names}
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise NamedError("config", f"data.group '{pattern}' is no regular expression: {error}.") from error
+        raise NamedError("config", f"{key} '{pattern}' is no regular expression: {error}.") from error
     groups = {}
     for name in names:
         found = expression.match(name)
-        if found is None:
+        group = found.group(1 if expression.groups else 0) if found else None
+        if not group:
             raise NamedError(
                 "config",
-                f"data.group '{pattern}' does not match '{name}'.",
+                f"{key} '{pattern}' {'finds an empty group in' if found else 'does not match'} '{name}'.",
                 cause="Each name needs a group, so that no group is in two splits.",
                 fix="Let it match every name; | joins several patterns.",
             )
-        groups[name] = found.group(1 if expression.groups else 0) or ""
+        groups[name] = group
     return groups
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .sliding import Run, labels_of, resized, sliding_logits, sliding_window
+from .sliding import Run, Scan, labels_of, resized, sliding_logits, sliding_window
 
 #: Slices or windows that are run at once; more would need memory, and make nothing faster.
 _AT_ONCE = 4
@@ -49,9 +49,11 @@ class Inference:
         if self.planes is not None and image.ndim == 4:
             slabs = _of_planes(image, self.planes, self._in_plane(run))
             return slabs if tuple(size) == shape else resized(slabs, shape, tuple(size))
-        return sliding_logits(
-            image, self.window or shape, run, size=size, overlap=self.overlap, flips=self.flips, batch=_AT_ONCE
-        )
+        return sliding_logits(image, self.window or shape, run, **self._scan(size, _AT_ONCE))
+
+    def _scan(self, size: Sequence[int] | None = None, batch: int = 1) -> Scan:
+        # Patches of volumes that are smaller continue at the edge in training too, as does what networks pad.
+        return {"size": size, "batch": batch, "overlap": self.overlap, "flips": self.flips, "fill": "replicate"}
 
     def labels(self, image: Tensor, size: Sequence[int], run: Run) -> Tensor:
         """The most probable class everywhere, uint8 [*size]; arguments as of :meth:`logits`."""
@@ -64,7 +66,7 @@ class Inference:
 
         def scanned(images: Tensor) -> Tensor:
             window = self.window or tuple(images.shape[2:])
-            scans = (sliding_window(one, window, run, overlap=self.overlap, flips=self.flips) for one in images)
+            scans = (sliding_window(one, window, run, **self._scan()) for one in images)
             return torch.stack(list(scans))
 
         return scanned

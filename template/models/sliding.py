@@ -20,6 +20,7 @@ from ..distributed.faults import NamedError
 
 Run = Callable[[Tensor], Tensor]
 Weights = Literal["gaussian", "constant"]
+Fill = Literal["constant", "replicate"]
 
 _SIGMA = 0.125  # of a window's length: MONAI's sigma_scale, and nnU-Net's 1/8
 _LEAST_WEIGHT = 1e-3  # MONAI's compute_importance_map: corners of a 3D window would get 4e-11, and lose their digits
@@ -35,6 +36,7 @@ class Scan(TypedDict, total=False):
     batch: int
     flips: bool
     device: torch.device | str | None
+    fill: Fill
 
 
 def sliding_logits(
@@ -48,6 +50,7 @@ def sliding_logits(
     batch: int = 1,
     flips: bool = False,
     device: torch.device | str | None = None,
+    fill: Fill = "constant",
 ) -> Iterator[tuple[int, Tensor]]:
     """Logits of an image, slab by slab along its first spatial axis, each as soon as no later window touches it.
 
@@ -57,8 +60,8 @@ def sliding_logits(
 
     Args:
         image: [C, *S], 2D or 3D. Only the windows are read, so it may be mapped from a file.
-        window: Length along each spatial axis. Where it exceeds the image, windows are filled with zeros on both
-            sides, as MONAI does, and the logits there are dropped.
+        window: Length along each spatial axis. Where it exceeds the image, windows are filled on both sides, and the
+            logits there are dropped.
         run: Takes windows [B, C, *window] and returns logits [B, K, *window].
         size: Grid of the logits over the same field of view, interpolated (bi- or trilinearly) as by
             ``F.interpolate(align_corners=False)``. Default: the image's own.
@@ -69,6 +72,8 @@ def sliding_logits(
             probabilities, as in nnU-Net: blending and resizing are linear in them too, the result can be used
             wherever logits can, and nothing is assumed of how they become probabilities.
         device: Where windows are put before they are run. Default: where the image is.
+        fill: ``constant``: windows that exceed the image are filled with zeros, as MONAI does; ``replicate``: with the
+            image's edge.
 
     Returns:
         Pairs of a slab's first plane and the slab [K, planes, *S[1:]], in order and without gaps.
@@ -81,7 +86,7 @@ def sliding_logits(
     starts = [_starts(n, w, overlap) for n, w in zip(shape, window, strict=True)]
     if flips:
         run = _mean_over_flips(run)
-    slabs = _blended(image, tuple(window), run, starts, weights, batch, device)
+    slabs = _blended(image, tuple(window), run, starts, weights, batch, device, fill)
     return slabs if size is None or tuple(size) == shape else resized(slabs, shape, tuple(size))
 
 
@@ -183,6 +188,7 @@ def _blended(
     weights: Weights,
     batch: int,
     device: torch.device | str | None,
+    fill: Fill,
 ) -> Iterator[tuple[int, Tensor]]:
     size = image.shape[1:]
     margins = [max(w - n, 0) for n, w in zip(size, window, strict=True)]
@@ -195,7 +201,7 @@ def _blended(
     for first in range(0, len(places), batch):
         some = places[first : first + batch]
         windows = torch.stack([image[(slice(None), *_box(place, inner))] for place in some]).to(device or image.device)
-        logits = _logits(run, F.pad(windows, padding) if any(padding) else windows)
+        logits = _logits(run, F.pad(windows, padding, mode=fill) if any(padding) else windows)
         for number, one in enumerate(logits, start=first):
             if sums is None:
                 sums = _Sums(one, weight, size, starts)

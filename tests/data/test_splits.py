@@ -22,12 +22,13 @@ def test_the_group_is_what_the_parentheses_match_or_all_of_the_match() -> None:
     assert grouped(["a b_01", "图_2"], r"^(.*)_\d+$") == {"a b_01": "a b", "图_2": "图"}
     assert grouped(["p1-x", "p2-y"], r"p\d") == {"p1-x": "p1", "p2-y": "p2"}
     assert grouped(["a", "b"], None) == {"a": "a", "b": "b"}
-    assert grouped(["a"], "(b)?a") == {"a": ""}
 
 
 def test_a_pattern_that_cannot_group_is_named() -> None:
     _fails("config", r"'\(' is no regular expression", lambda: grouped(["a"], "("))
     _fails("config", "does not match 'b 图'", lambda: grouped(["a_1", "b 图"], r"(.*)_\d"))
+    for pattern in ("(b)?a", r"(\d*)", "b?"):  # each would be its own group, or all of them one
+        _fails("config", "an empty group in 'a'", lambda pattern=pattern: grouped(["a"], pattern))
 
 
 def test_a_group_is_in_one_split() -> None:

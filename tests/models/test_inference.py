@@ -56,6 +56,23 @@ def test_slices_get_their_neighbours_as_in_training() -> None:
     assert seen[5][:, 0, 0].tolist() == [4, 5, 5, 104, 105, 105]
 
 
+def test_what_a_window_has_beyond_the_volume_continues_its_edge() -> None:
+    """As training does with volumes smaller than a patch: two slices of a CT, and not two between planes of water."""
+    volume = torch.tensor([-1000.0, -900.0]).reshape(1, 2, 1, 1).expand(1, 2, 3, 3)
+    seen: list[Tensor] = []
+
+    def run(images: Tensor) -> Tensor:
+        seen.extend(images)
+        return images
+
+    torch.testing.assert_close(together(Inference(window=(6, 3, 3)).logits(volume, (2, 3, 3), run)), volume)
+    assert [window[0, :, 0, 0].tolist() for window in seen] == [[-1000, -1000, -1000, -900, -900, -900]]
+    seen.clear()
+    scan = Inference(window=(5, 5), planes=0)
+    torch.testing.assert_close(together(scan.logits(volume, (2, 3, 3), run)), volume)
+    assert [window.unique().tolist() for window in seen] == [[-1000], [-900]]
+
+
 def test_slices_are_brought_to_the_grid_of_the_mask() -> None:
     volume = torch.randn(1, 5, 8, 8)
     out = together(Inference(planes=0).logits(volume, (9, 12, 10), lambda images: torch.cat([images, -images], 1)))
