@@ -4,6 +4,8 @@ VENV ?= .venv
 PACKAGE := template
 EXTRAS := dev,coco,dicom-seg,encoders,export,medical,notebooks
 BIN := $(VENV)/bin
+# Files of tests run beside each other, one on each core up to four, one thread each; those of a file in their order.
+SIDE_BY_SIDE := -n auto --maxprocesses=4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-slow test-gpu lint format clean
@@ -16,7 +18,7 @@ train: $(VENV)/.core ## Set up, fetch a real CT, train on it, score the slices i
 	$(BIN)/python -m $(PACKAGE) test --config configs/liver.yaml --ckpt_path best
 
 test: $(VENV)/.dev ## Set up, run the quick tests, count the lines they cover
-	$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" $(SIDE_BY_SIDE) --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 test-slow: $(VENV)/.dev ## Run what takes longer: launchers, kills, notebooks
 	$(BIN)/python -m pytest -m "slow and not gpu" -o faulthandler_timeout=900
