@@ -134,9 +134,9 @@ class COCO(PictureData):
             NamedError: ``data-unreadable``, ``data-size-mismatch`` or ``not-installed``, with the file.
         """
         file, text = case.source
-        image = read_image(Path(file), self.in_channels, self.white)
-        if text is None:
-            return image, None
+        if text is None:  # a new image is read once
+            return read_image(Path(file), self.in_channels, self.white), None
+        image = self.image(Path(file))
         drawing = json.loads(text)
         height, width = image.shape[1:]
         if drawing["size"] != [height, width]:

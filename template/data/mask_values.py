@@ -66,6 +66,10 @@ class MaskValues:
         if self.two_tone:
             self._table[255] = 1
 
+    def told(self) -> str:
+        """All that :meth:`to_classes` depends on, in words."""
+        return f"labels {sorted(self.meaning.items())} {'colours' * self.colored} {'two tones' * self.two_tone}"
+
     def to_classes(self, values: npt.NDArray[Any], path: Path) -> npt.NDArray[np.uint8]:
         """Translate what a mask file stores.
 

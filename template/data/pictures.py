@@ -21,7 +21,17 @@ from .dataset import Case, seeded
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
 from .names import unique_stems
-from .picture_files import SUFFIXES, list_pictures, picture_size, read_image, read_values, write_values
+from .picture_cache import PictureCache
+from .picture_files import (
+    SUFFIXES,
+    as_image,
+    list_pictures,
+    picture_size,
+    read_image,
+    read_pixels,
+    read_values,
+    write_values,
+)
 from .written import refuse_among, whole
 
 _LOSSLESS = {".png", ".tif", ".tiff", ".bmp"}
@@ -72,6 +82,9 @@ class PictureData(SegmentationData):
             65535 for 16-bit files, 1 for floating-point files.
         size: Height and width, in pixels, that images are resized to for the network; masks follow in training.
             Scores and predicted masks are in each image's own size.
+        cache_dir: Where decoded pictures and masks are kept, to be mapped from there in later epochs. Default: nowhere.
+            Decoded, a PNG is about twice as large and a JPEG ten times; it pays where that fits into memory.
+        cache_gb: Size of all of them together, GB; when it is reached, further pictures are decoded each time.
         preprocess: As of the base class; comes after ``size``.
         kwargs: Arguments of the base class.
     """
@@ -86,12 +99,15 @@ class PictureData(SegmentationData):
         in_channels: Literal[1, 3] = 3,
         white: float | None = None,
         size: tuple[int, int] | None = None,
+        cache_dir: str | None = None,
+        cache_gb: float = 100.0,
         preprocess: list[nn.Module] | None = None,
         **kwargs: Any,
     ) -> None:
         resize = [v2.Resize(list(size), antialias=True)] if size else []
         super().__init__(in_channels=in_channels, preprocess=[*resize, *(preprocess or [])], **kwargs)
         self.white = white
+        self.kept = PictureCache(Path(cache_dir).expanduser() if cache_dir else None, 1e9 * cache_gb)
 
     @abstractmethod
     def cases(self, split: Split) -> list[Case]:
@@ -105,11 +121,22 @@ class PictureData(SegmentationData):
             (does not count); None for new images.
 
         Raises:
-            NamedError: ``data-unreadable`` or ``mask-values``, with the file.
+            NamedError: ``data-unreadable``, ``mask-values`` or ``folder-not-writable``, with the file.
         """
         image, mask = case.source
-        pixels = read_image(Path(image), self.in_channels, self.white)
-        return pixels, None if mask is None else torch.from_numpy(self.labels(Path(mask)))
+        if mask is None:  # a new image is read once
+            return read_image(Path(image), self.in_channels, self.white), None
+        labels = self.kept.get(Path(mask), self.mask_values.told(), lambda: self.labels(Path(mask)))
+        # A copy of what is mapped, which cannot be written.
+        return self.image(Path(image)), torch.from_numpy(np.array(labels))
+
+    def image(self, file: Path) -> Tensor:
+        """A picture of the data set, decoded or out of the cache, float32 [in_channels, H, W] of 0 to 1.
+
+        Raises:
+            NamedError: ``data-unreadable`` or ``folder-not-writable``.
+        """
+        return as_image(self.kept.get(file, "pixels", lambda: read_pixels(file)), self.in_channels, self.white)
 
     def labels(self, mask: Path) -> npt.NDArray[np.uint8]:
         """Class indices of a mask file, uint8 [H, W].

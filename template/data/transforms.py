@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -238,46 +237,54 @@ class RandomWarp(v2.Transform):
         size = _uniform(*self.scale)
         slant = math.tan(math.radians(_uniform(-self.shear, self.shear)))
         height, width = self.crop or sides
-        shift = np.array([_uniform(-self.translate, self.translate) * side for side in (width, height)])
+        shift = [_uniform(-self.translate, self.translate) * side for side in (width, height)]
         mirror = [
             -1.0 if _uniform(0.0, 1.0) < self.horizontal_flip else 1.0,
             -1.0 if _uniform(0.0, 1.0) < self.vertical_flip else 1.0,
         ]
-        # Forward map about the middle in pixels, x to the right and y downwards: first the mirror, the shift last.
-        cos, sin = math.cos(angle), math.sin(angle)
-        rotation = np.array([[cos, sin], [-sin, cos]])
-        stretch = np.array([[size * mirror[0], size * slant * mirror[1]], [0.0, size * mirror[1]]])
-        inverse = np.linalg.inv(rotation @ stretch)
-        middle = np.zeros(2)  # of the part, from that of the picture
+        middle = [0.0, 0.0]  # of the part, from that of the picture
         if self.crop:
             for axis, room in enumerate((max(0, sides[1] - width), max(0, sides[0] - height))):
                 middle[axis] = min(int(_uniform(0.0, room + 1.0)), room) - room / 2
-        x = np.arange(width) - (width - 1) / 2 - shift[0]
-        y = np.arange(height) - (height - 1) / 2 - shift[1]
         smooth = None
         if self.elastic > 0:
-            knots = (
-                self.elastic * torch.randn(1, 2, self.knots, self.knots) * torch.tensor([width, height])[:, None, None]
-            )
+            knots = torch.randn(1, 2, self.knots, self.knots)
+            knots *= self.elastic * torch.tensor([width, height])[:, None, None]
             smooth = torch.nn.functional.interpolate(knots, size=(height, width), mode="bicubic", align_corners=True)[0]
-        grid, box = torch.empty(1, height, width, 2), []
+        # Forward map about the middle in pixels, x to the right and y downwards: mirror, scale and shear first, then the
+        # rotation, the shift last. Its inverse says where a point of the result is read: how far that place moves to
+        # the right and down with each column, and with each row.
+        cos, sin = math.cos(angle), math.sin(angle)
+        of_column = (mirror[0] * (cos - slant * sin) / size, mirror[1] * sin / size)
+        of_row = (mirror[0] * (-sin - slant * cos) / size, mirror[1] * cos / size)
+        box, units, starts = [], [], []
         for axis, side in enumerate((sides[1], sides[0])):
-            # Where the result is read, in pixels of the picture: for each of its columns, and for each of its rows.
-            of_x, of_y = inverse[axis, 0] * x, inverse[axis, 1] * y + middle[axis] + (side - 1) / 2
-            reach = (of_x.min() + of_y.min(), of_x.max() + of_y.max())
+            step, down = of_column[axis], of_row[axis]
+            start = (
+                middle[axis]
+                + (side - 1) / 2
+                - step * ((width - 1) / 2 + shift[0])
+                - down * ((height - 1) / 2 + shift[1])
+            )
+            low = start + min(0.0, step * (width - 1)) + min(0.0, down * (height - 1))
+            high = start + max(0.0, step * (width - 1)) + max(0.0, down * (height - 1))
             if smooth is not None:
-                low, high = torch.aminmax(smooth[axis])
-                reach = (reach[0] + low.item(), reach[1] + high.item())
+                least, most = torch.aminmax(smooth[axis])
+                low, high = low + least.item(), high + most.item()
             # The part of the picture that is read at all, neighbours of each point counted.
-            first = min(max(math.floor(reach[0]) - 2, 0), side - 1)
-            last = max(min(math.ceil(reach[1]) + 3, side), first + 1)
+            first = min(max(math.floor(low) - 2, 0), side - 1)
+            last = max(min(math.ceil(high) + 3, side), first + 1)
             box.append(slice(first, last))
             # For torch the edges of that part, half a pixel from its outermost pixels' middles, are at -1 and 1.
-            unit = 2 / (last - first)
-            of_y = (of_y - first + 0.5) * unit - 1
-            torch.add(_float(of_x * unit)[None], _float(of_y)[:, None], out=grid[0, ..., axis])
-            if smooth is not None:
-                grid[0, ..., axis] += smooth[axis] * unit
+            units.append(2 / (last - first))
+            starts.append((start - first + 0.5) * units[axis] - 1)
+        # As complex numbers x and y are worked out at once, which is ten times as fast.
+        columns = np.arange(width) * complex(of_column[0] * units[0], of_column[1] * units[1]) + complex(*starts)
+        rows = np.arange(height)[:, None] * complex(of_row[0] * units[0], of_row[1] * units[1])
+        of_x, of_y = (torch.from_numpy(part.astype(np.complex64)) for part in (columns, rows))
+        grid = torch.view_as_real(of_x + of_y)[None]
+        if smooth is not None:
+            grid += smooth.permute(1, 2, 0) * torch.tensor(units)
         return {"grid": grid, "box": (..., box[1], box[0])}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
@@ -291,13 +298,14 @@ class RandomWarp(v2.Transform):
         is_mask = isinstance(inpt, tv_tensors.Mask)
         values = inpt.as_subclass(Tensor)
         planes = values[params["box"]]
-        planes = planes.reshape(1, -1, *planes.shape[-2:])
-        if not planes.is_floating_point():
-            planes = planes.float()
+        # Copied in the order of memory: to read here and there in the whole picture takes three times as long.
+        planes = planes.clone() if planes.is_floating_point() else planes.float()
         # Beyond the border lies zero for torch, so that the fill has to be zero as well.
         fill = float(self.outside if is_mask else self.fill)
+        if fill:
+            planes.sub_(fill)
         read = torch.nn.functional.grid_sample(
-            planes - fill if fill else planes,
+            planes.reshape(1, -1, *planes.shape[-2:]),
             params["grid"].to(planes),
             mode="nearest" if is_mask else "bilinear",
             padding_mode="zeros",
@@ -316,7 +324,3 @@ class RandomWarp(v2.Transform):
             f"flips=({self.horizontal_flip}, {self.vertical_flip}), elastic={self.elastic}, knots={self.knots}, "
             f"fill={self.fill}, outside={self.outside}, crop={self.crop}"
         )
-
-
-def _float(values: NDArray[np.float64]) -> Tensor:
-    return torch.from_numpy(values.astype(np.float32))
