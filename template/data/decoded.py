@@ -150,7 +150,7 @@ class DecodedVolumes:
 
     def _decoded_mask(self, volume: Volume, resample: bool) -> NDArray[np.uint8]:
         file = Path(str(volume.mask))
-        values, geometry = self.reader.labels(file, Path(volume.images[0]))
+        values, _ = self.reader.labels(file, Path(volume.images[0]))
         labels = np.empty(values.shape, np.uint8)
         try:
             for plane, of_file in zip(labels, values, strict=True):
@@ -158,7 +158,11 @@ class DecodedVolumes:
         except NamedError:  # says which values there are: in all of the file, and not only as far as it was read
             self.values.to_classes(values.reshape(len(values), -1), file)
             raise
-        return resampled(labels[None], self.grid(geometry))[0] if resample else labels
+        if not resample:
+            return labels
+        # The image's own grid: of an affine matrix that is rounded in another way, one more voxel could come.
+        geometry, _ = self.reader.header(Path(volume.images[0]))
+        return resampled(labels[None], self.grid(geometry))[0]
 
     def grid(self, geometry: Geometry) -> tuple[int, int, int]:
         """D, H and W of a volume for the network, after it is resampled."""

@@ -4,10 +4,12 @@ import os
 import pickle
 from pathlib import Path
 
+import nibabel
+import numpy as np
 import pytest
 import torch
 
-from template.data.nifti import LiTS
+from template.data.nifti import LiTS, Nifti
 
 from . import volume_sets
 from .volume_sets import body, save
@@ -50,3 +52,21 @@ def test_no_more_maps_are_kept_than_files_may_be_open(data: LiTS, monkeypatch: p
     for case in data.cases("train"):
         data.read(case)
         assert len(data.decoded._mapped) <= 3
+
+
+def test_image_and_mask_are_resampled_to_one_grid(tmp_path: Path) -> None:
+    """Of 21 voxels of 0.5 mm come 10 of 1 mm, of 0.5001 mm come 11: a rounding that lets a mask lie on its image."""
+    voxels = np.random.default_rng(0).normal(size=(21, 21, 21)).astype(np.float32)
+    for part, stored, size in (("i", voxels, 0.5001), ("m", (voxels > 0).astype(np.uint8), 0.5)):
+        (tmp_path / part).mkdir()
+        nibabel.save(nibabel.Nifti1Image(stored, np.diag([size, size, size, 1.0])), tmp_path / part / "a.nii")
+    data = Nifti(
+        images=str(tmp_path / "i"), masks=str(tmp_path / "m"), classes=["background", "object"],
+        spacing=(1.0, 1.0, 1.0), val_fraction=0.0, test_fraction=0.0, cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    cases = data.cases("train")
+    assert len(cases) == 11
+    image, mask = data.read(cases[10])
+    assert mask is not None
+    assert (image.shape, mask.shape) == ((1, 11, 11), (11, 11))
+    assert data.decoded.mask(cases[0].source.volume, resample=False).shape == (21, 21, 21)
