@@ -162,7 +162,8 @@ class DecodedVolumes:
             return labels
         # The image's own grid: of an affine matrix that is rounded in another way, one more voxel could come.
         geometry, _ = self.reader.header(Path(volume.images[0]))
-        return resampled(labels[None], self.grid(geometry))[0]
+        on_grid: NDArray[np.uint8] = resampled(labels[None], self.grid(geometry))[0]
+        return on_grid
 
     def grid(self, geometry: Geometry) -> tuple[int, int, int]:
         """D, H and W of a volume for the network, after it is resampled."""
