@@ -150,7 +150,8 @@ def read_values(path: Path, color: bool = False) -> npt.NDArray[Any]:
         its channels agree everywhere. Else uint8 [H, W, 3]: red, green, blue. Transparency is dropped.
 
     Raises:
-        NamedError: ``data-unreadable``; ``mask-values`` where a floating-point file holds fractions.
+        NamedError: ``data-unreadable``; ``mask-values`` where a floating-point file holds fractions, or all that is
+            drawn is in the transparency.
     """
     with _opened(path) as picture:
         rawmode = _rawmode(picture)
@@ -163,6 +164,14 @@ def read_values(path: Path, color: bool = False) -> npt.NDArray[Any]:
             values = np.asarray(_upright(picture, picture))
         else:
             values = np.asarray(_upright(picture.convert("RGB"), picture))
+        alpha = picture.getchannel("A").getextrema() if "A" in picture.getbands() and picture.mode != "LAB" else (0, 0)
+    if alpha[0] != alpha[1] and (values == values[0, 0]).all():
+        raise NamedError(
+            "mask-values",
+            f"The mask '{path}' has one value everywhere, {values[0, 0].tolist()}, and is drawn in its transparency.",
+            cause="Transparency is dropped: all of the mask would be one class.",
+            fix="Flatten it in the program that made it, and save it without an alpha channel.",
+        )
     if values.ndim == 3:
         return values[..., 0] if (values == values[..., :1]).all() else values
     if values.dtype.kind == "f":

@@ -259,3 +259,17 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
         assert error.what.startswith("data.images: ")
         assert str(tmp_path / name) in error.what
         assert reason in error.what
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_a_mask_drawn_in_its_transparency_is_refused(mode: str, tmp_path: Path) -> None:
+    """As a layer of a drawing program, black on nothing: without its alpha channel all of it would be background."""
+    layer = Image.new(mode, (3, 2))
+    layer.putpixel((1, 1), (0,) * (len(mode) - 1) + (255,))
+    layer.save(tmp_path / "a.png")
+    error = _error(read_values, tmp_path / "a.png")
+    assert error.identifier == "mask-values"
+    assert "a.png" in error.what
+    layer.putpixel((1, 1), (1,) * (len(mode) - 1) + (255,))
+    layer.save(tmp_path / "a.png")
+    assert read_values(tmp_path / "a.png").tolist() == [[0, 0, 0], [0, 1, 0]]
