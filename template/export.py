@@ -179,16 +179,29 @@ def input_of(module: Any, images: Tensor) -> Tensor:
     return image[None].float().contiguous()
 
 
+def steps_of(data: Any) -> list[str]:
+    """What becomes of a file before the network sees it, in order: what its data set does, and ``preprocess``."""
+    steps = []
+    if hasattr(data, "decoded"):
+        steps.append("slices axial, from the feet to the head, the front up, the patient's right on the left")
+        if spacing := data.decoded.spacing:
+            sizes = ", ".join("as in the file" if size is None else f"{size:g}" for size in spacing)
+            steps.append(f"resampled to voxels of [{sizes}] mm: depth, height, width")
+    if getattr(data, "standardize", False):
+        steps.append("mean 0 and standard deviation 1 of each channel over the whole volume")
+    if hasattr(data, "white"):
+        white = "255, 65535 in files of 16 bit; floating-point files as they are" if data.white is None else data.white
+        steps.append(f"values divided by {white}")
+    return [*steps, *map(str, data.preprocess)]
+
+
 def _about(module: Any, data: Any, image: Tensor, sizes: Sizes) -> dict[str, Any]:
     """What a user of the files needs to know."""
     axes, way = "H, W" if image.ndim == 4 else "D, H, W", module.inference
     return {
         "classes": data.classes,
         "regions": {name: list(labels) for name, labels in data.regions.items()},
-        "preprocessing": [
-            *(["mean 0 and standard deviation 1 of each channel"] if getattr(data, "standardize", False) else []),
-            *map(str, data.preprocess),
-        ],
+        "preprocessing": steps_of(data),
         "input": {
             "name": "image",
             "layout": f"[N, C, {axes}]",

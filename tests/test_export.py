@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from template.data.folder import Folder
+from template.data.nifti import Nifti
+from template.data.transforms import Window
 from template.distributed.faults import NamedError
-from template.export import input_of
+from template.export import input_of, steps_of
 from template.exported import LogitsOnly, Sizes, difference, exported, padded, stride_of, to_onnx, tried
 from template.models.inference import Inference
 from template.models.unet import UNet
@@ -171,6 +174,24 @@ def test_of_a_volume_the_network_is_given_a_slice_with_neighbours_or_a_window() 
     assert torch.equal(given(window=(3, 8, 5)), volume[:, :, 1:4, :, 1:6])
     assert torch.equal(given(planes=0, window=(4, 3)), volume[:, :, 2, 1:5, 2:5])
     assert torch.equal(given(), volume)
+
+
+def test_what_a_data_set_does_before_preprocess_is_told() -> None:
+    two = ["background", "object"]
+    plain = Nifti(images="images", masks="masks", classes=two, preprocess=[Window(0.0, 1.0)])
+    axial, window = steps_of(plain)
+    assert axial.startswith("slices axial")
+    assert window == "Window(low=0.0, high=1.0)"
+    resampled = Nifti(images="images", masks="masks", classes=two, spacing=(2.5, None, 0.8), standardize=True)
+    assert steps_of(resampled) == [
+        axial,
+        "resampled to voxels of [2.5, as in the file, 0.8] mm: depth, height, width",
+        "mean 0 and standard deviation 1 of each channel over the whole volume",
+    ]
+    camera, size = steps_of(Folder(images="images", classes=two, white=4095, size=(8, 8)))
+    assert camera == "values divided by 4095"
+    assert size.startswith("Resize(")
+    assert "255, 65535" in steps_of(Folder(images="images", classes=two))[0]
 
 
 def test_sides_are_filled_up_with_their_edge() -> None:

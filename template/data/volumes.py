@@ -103,7 +103,8 @@ class VolumeData(SegmentationData):
     ) -> None:
         neighbours = context if view == "slices" else 0
         super().__init__(classes=classes, in_channels=channels * (1 + 2 * neighbours), **kwargs)
-        _check(context >= 0 and (view == "slices" or context == 0), f"data.context is {context}; with slices 0 or more")
+        _check(context >= 0, f"data.context is {context}; it is 0 or more")
+        _check(view == "slices" or context == 0, f"data.context is {context}, which is of slices; patches have 0")
         _check(min(patch) >= 1 and patches_per_volume >= 1, f"data.patch is {list(patch)} × {patches_per_volume}")
         _check(0 <= foreground <= 1, f"data.foreground is {foreground}; it is a part, 0 to 1")
         _check(all(size is None or size > 0 for size in spacing or ()), f"data.spacing is {spacing}; it is in mm")
