@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n auto --maxprocesses=4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-gpu lint format clean
+.PHONY: help train test test-slow test-gpu bench lint format clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,6 +25,9 @@ test-slow: $(VENV)/.dev ## Run what takes longer: launchers, kills, notebooks
 
 test-gpu: $(VENV)/.dev ## Run the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -o faulthandler_timeout=900
+
+bench: $(VENV)/.bench ## Measure side by side with other libraries, write docs/benchmarks.md (about 20 minutes)
+	$(BIN)/python -m benchmarks
 
 lint: $(VENV)/.dev ## Check style, formatting and types
 	$(BIN)/ruff check .
@@ -51,4 +54,8 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml Makefile | $(BIN)/python
 	$(BIN)/python -m pip install --editable ".[$(EXTRAS)]"
+	@touch $(VENV)/.core $@
+
+$(VENV)/.bench: pyproject.toml Makefile | $(BIN)/python
+	$(BIN)/python -m pip install --editable ".[bench]"
 	@touch $(VENV)/.core $@

@@ -24,11 +24,11 @@ import yaml
 from PIL import Image
 
 from benchmarks.dice import region_dice
+from benchmarks.page import put_into
 from benchmarks.plain_loop import NETWORKS, data_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "quality.md"
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 #: Data set: its shipped configuration, and the CPU seconds of a training unless --seconds says others.
 DATA = {"liver": (ROOT / "configs" / "liver.yaml", 60.0), "phantom": (ROOT / "configs" / "phantom.yaml", 30.0)}
 TITLES = {
@@ -173,15 +173,6 @@ def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
     return middle if low == high else f"{middle} ({low}–{high})"
 
 
-def put_into(page: str, content: str) -> str:
-    """A page with other content between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"the page lacks '{BEGIN}' followed by '{END}'")
-    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
-
-
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -207,7 +198,7 @@ def main() -> None:
     found = table(results)
     print(found)
     if arguments.write:
-        PAGE.write_text(put_into(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        PAGE.write_text(put_into(PAGE.read_text(encoding="utf-8"), found, "table"), encoding="utf-8")
 
 
 if __name__ == "__main__":

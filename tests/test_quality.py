@@ -154,10 +154,3 @@ def test_the_table_has_the_median_and_the_range() -> None:
     assert quality.table(results).splitlines()[2] == (
         "| liver | this template, its defaults | 0.950 (0.900–0.970) | 0.500 | 60 | 101 (100–102) | 1.9 M |"
     )
-
-
-def test_the_table_comes_between_the_marks_of_the_page() -> None:
-    page = f"a\n{quality.BEGIN}\nold\n{quality.END}\nb\n"
-    assert quality.put_into(page, "new") == f"a\n{quality.BEGIN}\n\nnew\n\n{quality.END}\nb\n"
-    with pytest.raises(ValueError, match="lacks"):
-        quality.put_into("a", "new")
