@@ -268,13 +268,14 @@ def unique_names(files: Sequence[Path]) -> list[str]:
     """Stems, with the folder before it (``a_ct``) and then a number where several files share one."""
     names: list[str] = []
     stems = Counter(map(stem, files))
+    taken = {name for name, count in stems.items() if count == 1}
     for file in files:
-        name = stem(file) if stems[stem(file)] == 1 else f"{file.parent.name}_{stem(file)}"
-        candidate, number = name, 1
-        while candidate in names:
-            number += 1
-            candidate = f"{name}_{number}"
-        names.append(candidate)
+        name = stem(file)
+        if stems[name] > 1:
+            full = f"{file.parent.name}_{name}"
+            name = next(one for one in (full, *(f"{full}_{n}" for n in range(2, len(files) + 2))) if one not in taken)
+            taken.add(name)
+        names.append(name)
     return names
 
 

@@ -18,6 +18,7 @@ from template.data.volume_files import (
     read_labels,
     read_volume,
     stem,
+    unique_names,
     write_labels,
 )
 from template.distributed.faults import NamedError
@@ -275,3 +276,12 @@ def test_a_mask_must_lie_on_its_image() -> None:
     flipped = here @ np.diag([-1.0, 1.0, 1.0, 1.0])
     with pytest.raises(NamedError, match="voxels apart"):
         check_same_place(image, Geometry((4, 4, 4), here), mask, Geometry((4, 4, 4), flipped))
+
+
+def test_names_of_new_files_are_unique_and_a_stem_that_is_alone_keeps_its_own() -> None:
+    def names(*files: str) -> list[str]:
+        return unique_names([Path(file) for file in files])
+
+    assert names("q/a.nii.gz", "q/b.nii") == ["a", "b"]
+    assert names("q/a.nii.gz", "q/a.nii", "r/q/a.nii") == ["q_a", "q_a_2", "q_a_3"]
+    assert names("q/a/b.nii", "q/c/b.nii", "q/z/a_b.nii.gz") == ["a_b_2", "c_b", "a_b"]  # the mask a_b is that of a_b
