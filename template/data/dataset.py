@@ -18,6 +18,7 @@ from ..distributed.faults import NamedError
 from ..distributed.raised import headline, raised_at
 from ..distributed.told import listed
 from ..labels import IGNORE_INDEX
+from .packed import packed
 
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
 Reader = Callable[["Case"], tuple[Tensor, Tensor | None]]
@@ -92,7 +93,7 @@ class CaseDataset(Dataset[Sample]):
         draw: Callable[[Case], Case] | None = None,
         mask_size: Callable[[Case], Sequence[int] | None] | None = None,
     ) -> None:
-        self.cases = cases
+        self.cases = packed(cases)
         self.read = read
         self.classes = list(classes)
         self.in_channels = in_channels

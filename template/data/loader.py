@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -27,6 +28,9 @@ def start_worker(worker: int) -> None:
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey, args=(os.getppid(),), name="obey the parent", daemon=True).start()
+    # Python's collector writes to all that it looks at. What is there already, such as a list of a million cases, is
+    # shared with the training process as long as nobody does.
+    gc.freeze()
     if os.environ.get("PL_SEED_WORKERS") == "1":  # what Lightning does where no other function is given
         pl_worker_init_function(worker)
 
