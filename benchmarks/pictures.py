@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,14 @@ def by_torchvision() -> Sample:
 
 def by_albumentations() -> Sample:
     """Its transforms on OpenCV's arrays."""
-    import albumentations as A
-    import cv2
-    from albumentations.pytorch import ToTensorV2
-
+    A: Any = import_module("albumentations")
+    cv2: Any = import_module("cv2")
+    to_tensor = import_module("albumentations.pytorch").ToTensorV2()
     cv2.setNumThreads(0)
     transforms = A.Compose([
         A.RandomCrop(CROP, CROP), A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5),
         A.Affine(scale=SCALE, translate_percent=(-SHIFT, SHIFT), rotate=(-DEGREES, DEGREES), p=1),
-        A.RandomBrightnessContrast(LIGHT, LIGHT, p=1), A.Normalize((0, 0, 0), (1, 1, 1)), ToTensorV2(),
+        A.RandomBrightnessContrast(LIGHT, LIGHT, p=1), A.Normalize((0, 0, 0), (1, 1, 1)), to_tensor,
     ])  # fmt: skip
     return lambda image, mask: transforms(
         image=cv2.imread(image, cv2.IMREAD_COLOR_RGB), mask=cv2.imread(mask, cv2.IMREAD_UNCHANGED)
@@ -107,8 +107,7 @@ def by_albumentations() -> Sample:
 
 def by_monai() -> Sample:
     """Its dictionary transforms."""
-    from monai import transforms as M
-
+    M: Any = import_module("monai.transforms")
     both = ["image", "mask"]
     transforms = M.Compose([
         M.LoadImaged(both, reader="PILReader", image_only=True), M.EnsureChannelFirstd(both),

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from template.data import picture_cache, pictures
 from template.data.folder import Folder
 from template.data.picture_cache import PictureCache
+from template.data.picture_files import read_pixels
 from template.distributed.faults import NamedError
 
 
@@ -120,15 +120,20 @@ def test_it_stays_within_its_limit_and_keeps_what_is_in_it(tmp_path: Path, proce
     assert 19 <= len(kept) <= 20
     assert sum(entry.stat().st_size for entry in kept) <= 20.5 * each
     made = []
+
+    def make() -> Any:
+        made.append(1)
+        return np.zeros(10_000, np.uint8)
+
     for file in files:  # the next epoch
-        caches[0].get(file, "pixels", lambda: made.append(1) or np.zeros(10_000, np.uint8))  # type: ignore[func-returns-value, arg-type, return-value]
+        caches[0].get(file, "pixels", make)
     assert len(made) == 40 - len(kept)
     assert entries(folder) == kept
 
 
 def test_it_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(total=10**9, free=4 * 10**7)
-    monkeypatch.setattr(picture_cache.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr("template.data.picture_cache.shutil.disk_usage", lambda folder: usage)
     cache = PictureCache(tmp_path / "cache", 1e12)
     assert cache.get(filed(tmp_path), "pixels", lambda: np.zeros(9, np.uint8)).shape == (9,)
     assert entries(tmp_path / "cache") == []
@@ -186,9 +191,12 @@ def test_samples_from_the_cache_are_the_same(tmp_path: Path, channels: int, monk
     plain = data_set(tmp_path, in_channels=channels)
     kept = data_set(tmp_path, in_channels=channels, cache_dir=str(tmp_path / "cache"))
     decoded = []
-    monkeypatch.setattr(
-        pictures, "read_pixels", lambda file, read=pictures.read_pixels: decoded.append(1) or read(file)
-    )  # type: ignore[func-returns-value]
+
+    def decode(file: Path) -> Any:
+        decoded.append(file)
+        return read_pixels(file)
+
+    monkeypatch.setattr("template.data.pictures.read_pixels", decode)
     for epoch in range(2):
         decoded.clear()
         for case in kept.cases("train"):

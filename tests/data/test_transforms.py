@@ -338,7 +338,7 @@ def test_the_layout_in_memory_changes_nothing() -> None:
 
 
 def test_what_is_no_image_is_not_moved_in_silence() -> None:
-    boxes = tv_tensors.BoundingBoxes([[1, 1, 3, 3]], format="XYXY", canvas_size=(8, 8))  # type: ignore[call-overload]
+    boxes = tv_tensors.BoundingBoxes([[1, 1, 3, 3]], format="XYXY", canvas_size=(8, 8))
     with pytest.raises(TypeError, match="no BoundingBoxes"):
         RandomWarp()({**sample(torch.rand(1, 8, 8)), "boxes": boxes})
 
