@@ -126,9 +126,10 @@ class PictureData(SegmentationData):
         image, mask = case.source
         if mask is None:  # a new image is read once
             return read_image(Path(image), self.in_channels, self.white), None
+        pixels = self.image(Path(image))
         labels = self.kept.get(Path(mask), self.mask_values.told(), lambda: self.labels(Path(mask)))
         # A copy of what is mapped, which cannot be written.
-        return self.image(Path(image)), torch.from_numpy(np.array(labels))
+        return pixels, torch.from_numpy(np.array(labels))
 
     def image(self, file: Path) -> Tensor:
         """A picture of the data set, decoded or out of the cache, float32 [in_channels, H, W] of 0 to 1.
