@@ -102,6 +102,10 @@ class MaskValues:
                 if (table >= 0).all():  # so are the masks of most volumes, and take a tenth of the time
                     same = bool((table == np.arange(len(table))).all())
                     return values.astype(np.uint8) if same else table.astype(np.uint8)[values]
+            if self.two_tone and values.dtype == np.uint8 and self._table[[0, 1, 255]].tolist() == [0, 1, 1]:
+                ones: npt.NDArray[np.uint8] = (values & 1).astype(np.uint8, copy=False)
+                if np.array_equal(ones * np.uint8(255), values):  # 0 and 255, in a tenth of the time as well
+                    return ones
             codes = values if fits else values.astype(np.int64)
             inside = codes if fits else np.clip(codes, 0, LARGEST)
             labels = self._table[inside]

@@ -178,7 +178,9 @@ def read_values(path: Path, color: bool = False) -> npt.NDArray[Any]:
         if not np.isfinite(values).all() or (values != np.rint(values)).any():
             raise NamedError("mask-values", f"The mask '{path}' has values that are no whole numbers.")
         return values.astype(np.int64)
-    return values.astype(np.uint8) if values.dtype.kind == "b" else values // _SPREAD.get(rawmode, 1)
+    if values.dtype.kind == "b":
+        return values.astype(np.uint8)
+    return values // _SPREAD[rawmode] if rawmode in _SPREAD else values
 
 
 def write_values(path: Path, values: npt.NDArray[Any], palette: Sequence[Sequence[int]] | None = None) -> None:

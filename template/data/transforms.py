@@ -251,8 +251,8 @@ class RandomWarp(v2.Transform):
             knots = torch.randn(1, 2, self.knots, self.knots)
             knots *= self.elastic * torch.tensor([width, height])[:, None, None]
             smooth = torch.nn.functional.interpolate(knots, size=(height, width), mode="bicubic", align_corners=True)[0]
-        # Forward map about the middle in pixels, x to the right and y downwards: mirror, scale and shear, rotation, and then
-        # the shift. Its inverse says where a point of the result is read: how far to the right and down that place moves
+        # Forward map about the middle in pixels, x to the right and y downwards: mirror, scale and shear, rotation,
+        # shift. Its inverse says where a point of the result is read: how far to the right and down that place moves
         # with each column, and with each row.
         cos, sin = math.cos(angle), math.sin(angle)
         of_column = (mirror[0] * (cos - slant * sin) / size, mirror[1] * sin / size)
