@@ -18,6 +18,7 @@ from ..distributed.faults import NamedError
 from ..distributed.raised import headline, raised_at
 from ..distributed.told import listed
 from ..labels import IGNORE_INDEX
+from .broken import Broken, broken, parted
 from .packed import packed
 
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
@@ -103,6 +104,9 @@ class CaseDataset(Dataset[Sample]):
         self.draw = draw
         self.mask_size = mask_size
 
+    #: Whether a case that cannot be read leaves a :class:`Broken` in its place, and the others of its batch whole.
+    passes_over = False
+
     def __len__(self) -> int:
         """Number of cases."""
         return len(self.cases)
@@ -148,12 +152,18 @@ class CaseDataset(Dataset[Sample]):
         sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
         return {**sample, "case": case, "size": size}
 
-    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Sample] | NamedError:
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Any] | NamedError:
         """Make the samples of a batch; a named failure is returned, since raising it in a worker loses its parts."""
         try:
-            return [self[key] for key in keys]
+            return [self._sample_or_broken(key) if self.passes_over else self[key] for key in keys]
         except NamedError as error:
             return error
+
+    def _sample_or_broken(self, key: int | tuple[int, int]) -> Sample | Broken:
+        try:
+            return self[key]
+        except NamedError as error:
+            return broken(self.cases[key[1] if isinstance(key, tuple) else key], error)
 
     def checked(self, case: Case) -> tuple[Tensor, Tensor | None]:
         """Read a case, and see whether it fits the classes and the channels.
@@ -290,18 +300,20 @@ def collate(samples: list[Sample] | NamedError) -> Sample | NamedError:
     return _stack(samples)
 
 
-def collate_by_shape(samples: list[Sample] | NamedError) -> list[Sample] | NamedError:
+def collate_by_shape(samples: list[Any] | NamedError) -> list[Any] | NamedError:
     """Group the samples of an evaluation batch by shape and stack each group.
 
     Returns:
-        One batch as of :func:`collate` for each shape, in the order of their first samples; or a sample's failure.
+        One batch as of :func:`collate` for each shape, in the order of their first samples, then what is broken; or a
+        sample's failure.
     """
     if isinstance(samples, NamedError):
         return samples
     groups: dict[tuple[Any, ...], list[Sample]] = {}
-    for sample in samples:
+    whole, failed = parted(samples)
+    for sample in whole:
         groups.setdefault((sample["image"].shape, sample["size"], "mask" in sample), []).append(sample)
-    return [_stack(group) for group in groups.values()]
+    return [*(_stack(group) for group in groups.values()), *failed]
 
 
 def moved_to(batch: Any, device: torch.device) -> Any | None:

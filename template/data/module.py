@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader
 
 from ..distributed.faults import NamedError
 from ..labels import MAX_CLASSES, check_regions, default_regions
+from .broken import Broken, parted
 from .dataset import Case, CaseDataset, collate, collate_by_shape, moved_to
 from .loader import PositionedLoader, start_worker
-from .own_loader import evaluation_batch, told_of_loader, training_batch
+from .own_loader import checked_cases, evaluation_batch, told_of_loader, training_batch
 from .plan import BatchPlan, plan_batches
 from .sampler import EvaluationBatchSampler, GlobalBatchSampler
 from .volume_files import need_nibabel
@@ -86,6 +87,8 @@ class SegmentationData(LightningDataModule):
         self.predict_path = Path(predict) if predict else None
         self.seed = seed
         self._cases: dict[str, list[Case]] = {}
+        #: What ``predict`` could not read, where somebody tells it at the end; None: it ends the program at once.
+        self.broken: list[Broken] | None = None
 
     # What a data set says ------------------------------------------------------------------------------------------
 
@@ -241,7 +244,8 @@ class SegmentationData(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         """Loader of this process's share of ``data.predict``, or of the test cases."""
         path = self.predict_path
-        return self._evaluation_loader(self.predict_cases(path) if path else self._listed("test"))
+        cases = self.predict_cases(path) if path else self._listed("test")
+        return self._evaluation_loader(cases, passes_over=self.broken is not None)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move tensors alone: Lightning would take apart, in each step, the names of the cases."""
@@ -252,6 +256,9 @@ class SegmentationData(LightningDataModule):
         """Raise, in the training process, what failed in a loader worker; check what a loader of one's own gives."""
         if isinstance(batch, NamedError):
             raise batch
+        batch, failed = parted(batch)
+        if self.broken is not None:
+            self.broken += failed
         # The stage is None where probe_batch is looked at after the run.
         running = self._trainer().state.stage if any(map(self._is_own, _LOADERS.values())) else None
         if running is None or not self._is_own(_LOADERS[stage := str(running.value)]):
@@ -279,16 +286,7 @@ class SegmentationData(LightningDataModule):
 
     def _listed(self, split: Split) -> list[Case]:
         if split not in self._cases:
-            found: list[Any] = self.cases(split)
-            strange = next((one for one in found if not isinstance(one, Case)), None)
-            if strange is not None:
-                raise NamedError(
-                    "data-unreadable",
-                    f"{type(self).__name__}.cases('{split}') lists a {type(strange).__name__}, and no Case.",
-                    cause="A case has a name, and a source from which read takes what it needs.",
-                    fix="List Case(name, source).",
-                )
-            self._cases[split] = found
+            self._cases[split] = checked_cases(self.cases(split), f"{type(self).__name__}.cases('{split}')")
         return self._cases[split]
 
     def _dataset(self, cases: Sequence[Case], augment: list[nn.Module] | None) -> CaseDataset:
@@ -304,12 +302,13 @@ class SegmentationData(LightningDataModule):
             mask_size=self.mask_size,
         )
 
-    def _evaluation_loader(self, cases: Sequence[Case]) -> DataLoader[Any]:
+    def _evaluation_loader(self, cases: Sequence[Case], passes_over: bool = False) -> DataLoader[Any]:
         trainer = self._trainer()
         whole = self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches)
         batch_size = 1 if self.one_by_one else max(1, whole)
         sampler = EvaluationBatchSampler(len(cases), batch_size, trainer.global_rank, trainer.world_size)
         dataset = self._dataset(cases, None)
+        dataset.passes_over = passes_over
         return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_by_shape, **self._loader_settings())
 
     def _loader_settings(self) -> dict[str, Any]:

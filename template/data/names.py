@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 def split_names(
@@ -49,3 +49,36 @@ def unique_stems(files: Sequence[Path]) -> list[str]:
             taken.add(name)
         names.append(name)
     return names
+
+
+def overlay_stem(stem: str, masks: Collection[str]) -> str:
+    """Stem of the picture beside a mask: ``<stem>_overlay``, with ``_`` added while a mask is called so.
+
+    Args:
+        stem: Of the mask.
+        masks: Stems of all masks in the folder.
+    """
+    name = f"{stem}_overlay"
+    while name in masks:
+        name += "_"  # no other overlay is called so: without its ``_`` it would be the same mask's
+    return name
+
+
+def input_of(source: Any, given: Path | None) -> str:
+    """Path of a case's first file, relative to the folder that was given, else as it is.
+
+    Args:
+        source: Of the case: a path, a tuple that begins with one, or a volume with its ``images``.
+        given: What ``predict`` was given.
+
+    Returns:
+        The path; empty where the source begins with no path.
+    """
+    while isinstance(source, (tuple, list)) and source:
+        source = getattr(source, "images", source[0])
+    if not isinstance(source, (str, Path)):
+        return ""
+    file = Path(source)
+    if given is None or file == given or not file.is_relative_to(given):
+        return str(source)
+    return str(file.relative_to(given))

@@ -1,4 +1,4 @@
-"""Loaders of a data set's own: what their batches must be, and what the program cannot do with them."""
+"""Cases and loaders of a data set's own: what they must be, and what the program cannot do with them."""
 
 from __future__ import annotations
 
@@ -68,6 +68,27 @@ def evaluation_batch(batch: Any, loader: str, predicts: bool = False) -> list[Ba
         unnamed = [Case(f"sample {number}", None) for number in range(len(image))]
         groups.append({**group, "case": names or unnamed, "size": sizes})
     return groups
+
+
+def checked_cases(found: list[Any], where: str) -> list[Case]:
+    """Cases as a data set of one's own lists them.
+
+    Args:
+        found: What it lists.
+        where: The method, for the message, such as ``MyData.cases('train')``.
+
+    Raises:
+        NamedError: ``data-unreadable``: one is no :class:`Case`.
+    """
+    strange = next((one for one in found if not isinstance(one, Case)), None)
+    if strange is not None:
+        raise NamedError(
+            "data-unreadable",
+            f"{where} lists a {type(strange).__name__}, and no Case.",
+            cause="A case has a name, and a source from which read takes what it needs.",
+            fix="List Case(name, source).",
+        )
+    return found
 
 
 def told_of_loader(loader: Any, batches: float, accumulation: int, processes: int) -> list[str]:

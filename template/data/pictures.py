@@ -160,11 +160,11 @@ class PictureData(SegmentationData):
             path: File, folder, or a pattern with ``*``, ``?`` or ``**``, such as ``scans/**/*.png``.
 
         Raises:
-            NamedError: ``data-missing`` or ``data-unreadable``, with the file.
+            NamedError: ``data-missing``; ``data-unreadable`` of a file that is alone.
         """
         files = _inputs(path)
-        for file in files:
-            picture_size(file)
+        if len(files) == 1:  # of several, each is looked at when it is its turn: the good ones are predicted
+            picture_size(files[0])
         return [Case(name, (str(file), None)) for name, file in zip(unique_stems(files), files, strict=True)]
 
     def write(self, case: Case, mask: Tensor, folder: Path) -> Path:

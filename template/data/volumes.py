@@ -223,13 +223,13 @@ class VolumeData(SegmentationData):
         return self.new_cases([Volume(name, (str(file),)) for name, file in zip(names, files, strict=True)])
 
     def new_cases(self, volumes: list[Volume]) -> list[Case]:
-        """Cases of new volumes, after a look at their headers.
+        """Cases of new volumes; of one that is alone, after a look at its header.
 
         Raises:
             NamedError: As :meth:`cases`.
         """
-        for volume in volumes:
-            self.decoded.check(volume)
+        if len(volumes) == 1:  # of several, each is looked at when it is its turn: the good ones are predicted
+            self.decoded.check(volumes[0])
         return [Case(volume.name, volume) for volume in volumes]
 
     def new_files(self, path: Path) -> list[Path]:

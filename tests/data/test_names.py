@@ -4,7 +4,10 @@ import hashlib
 import random
 from pathlib import Path
 
-from template.data.names import split_names, unique_stems
+import pytest
+
+from template.data.decoded import Volume
+from template.data.names import input_of, overlay_stem, split_names, unique_stems
 
 
 def test_a_split_is_a_permutation_by_hash() -> None:
@@ -32,3 +35,30 @@ def test_fractions_take_at_least_one_name_unless_they_are_0() -> None:
 def test_stems_stay_unique() -> None:
     files = [Path(name) for name in ("a.jpg", "a.png", "a_png.tif", "b.v2.png")]
     assert unique_stems(files) == ["a_jpg", "a_png_", "a_png", "b.v2"]
+
+
+def test_overlays_are_called_as_no_mask_is() -> None:
+    masks = {"x", "x_overlay", "x_overlay_"}
+    assert overlay_stem("y", masks) == "y_overlay"
+    assert [overlay_stem(name, masks) for name in sorted(masks)] == [
+        "x_overlay__",
+        "x_overlay_overlay",
+        "x_overlay__overlay",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "told"),
+    [
+        ("in/a/x.png", "in", "a/x.png"),
+        (("in/a/x.png", None), "in", "a/x.png"),
+        (Volume("x", ("in/x_0000.nii", "in/x_0001.nii")), "in", "x_0000.nii"),
+        ("in/x.png", "in/x.png", "in/x.png"),
+        ("in/a/x.png", "in/**/*.png", "in/a/x.png"),
+        ("in/x.png", None, "in/x.png"),
+        (7, "in", ""),
+        ((), None, ""),
+    ],
+)
+def test_an_input_is_told_from_the_folder_on(source: object, given: str | None, told: str) -> None:
+    assert input_of(source, Path(given) if given else None) == told

@@ -277,6 +277,23 @@ def test_a_fault_of_a_new_file_is_named_by_predict(fault: str, layout: Layout, r
     assert file.name in caught.value.what
 
 
+@pytest.mark.parametrize("fault", ["image empty", "image cut off", "image no NIfTI"])
+def test_a_fault_of_one_new_file_of_two_waits_until_it_is_read(fault: str, layout: Layout, root: Path) -> None:
+    _, spoil, identifiers = FAULTS[fault]
+    data = layout.read(str(root) if layout.read is not _read_nifti else root, **settings(root))
+    image = root / layout.image
+    (root.parent / "new").mkdir()
+    for file in (image, image.with_name(image.name.replace("volume-0", "volume-1"))):
+        shutil.copy(file, root.parent / "new")
+    spoil(root.parent / "new" / image.name)
+    broken, good = data.predict_cases(root.parent / "new")
+    assert data.read(good)[0].ndim == 4
+    with pytest.raises(NamedError) as caught:
+        data.read(broken)
+    assert caught.value.identifier in identifiers
+    assert image.name in caught.value.what
+
+
 #: What is done to dataset.json, and what names it.
 LISTINGS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "does not exist"),
