@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from .volume_files import stem
+
 
 def split_names(
     names: Sequence[str], seed: int, val_fraction: float, test_fraction: float
@@ -46,6 +48,21 @@ def unique_stems(files: Sequence[Path]) -> list[str]:
             name = f"{name}_{file.suffix[1:]}"
             while name in taken:
                 name += "_"
+            taken.add(name)
+        names.append(name)
+    return names
+
+
+def unique_volume_names(files: Sequence[Path]) -> list[str]:
+    """Stems, with the folder before it (``a_ct``) and then a number where several files share one."""
+    names: list[str] = []
+    stems = Counter(map(stem, files))
+    taken = {name for name, count in stems.items() if count == 1}
+    for file in files:
+        name = stem(file)
+        if stems[name] > 1:
+            full = f"{file.parent.name}_{name}"
+            name = next(one for one in (full, *(f"{full}_{n}" for n in range(2, len(files) + 2))) if one not in taken)
             taken.add(name)
         names.append(name)
     return names

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 import stat
 import zlib
-from collections import Counter
-from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..distributed.faults import NamedError
+from .nifti_forms import Forms, forms_of
 from .orientation import orientation_of
 from .unpacked import unpacked
 
@@ -37,16 +36,18 @@ class Geometry(NamedTuple):
 
     Attributes:
         shape: Of the file's three spatial axes.
-        affine: float64 [4, 4]: voxel indices of the file to millimetres, RAS+.
+        affine: float64 [4, 4]: voxel indices of the file to its unit of length, RAS+.
+        forms: The unit, and what else of the header is written back.
     """
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
+    forms: Forms = Forms()
 
     @property
     def spacing(self) -> tuple[float, float, float]:
         """Size of a voxel along D, H and W, in mm."""
-        sizes = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0))
+        sizes = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)) * self.forms.millimetres
         x, y, z = (float(sizes[axis]) for axis in self._file_axes())
         return z, y, x
 
@@ -71,7 +72,7 @@ class Geometry(NamedTuple):
 
     @property
     def program_affine(self) -> NDArray[np.float64]:
-        """float64 [4, 4]: indices along D, H and W to millimetres, RAS+."""
+        """float64 [4, 4]: indices along D, H and W to the file's unit, RAS+."""
         width, height = self.size[2], self.size[1]
         to_ras = np.array([[0, 0, -1, width - 1], [0, -1, 0, height - 1], [1, 0, 0, 0], [0, 0, 0, 1]], np.float64)
         to_file = need_nibabel().orientations.inv_ornt_aff(self._orientation(), self.shape)
@@ -80,11 +81,14 @@ class Geometry(NamedTuple):
     def distance(self, other: Geometry) -> float:
         """Largest distance of the eight corners of two volumes of one size, in voxels of the first.
 
-        The order of the axes in the files does not matter.
+        The order of the axes in the files does not matter; nor does the unit, where one lacks it or has a wrong one.
         """
         corners = np.array(np.meshgrid(*[(0, n - 1) for n in self.size], indexing="ij")).reshape(3, -1)
-        apart = (self.program_affine - other.program_affine) @ np.vstack([corners, np.ones(corners.shape[1])])
-        return float(np.linalg.norm(apart[:3], axis=0).max() / min(self.spacing))
+        points = np.vstack([corners, np.ones(corners.shape[1])])
+        unit = self.forms.millimetres
+        factors = {1.0, other.forms.millimetres / unit if self.forms.known and other.forms.known else 1.0}
+        apart = [(self.program_affine - factor * other.program_affine) @ points for factor in factors]
+        return min(float(np.linalg.norm(one[:3], axis=0).max()) for one in apart) * unit / min(self.spacing)
 
     def _orientation(self) -> NDArray[Any]:
         need_nibabel()
@@ -197,9 +201,7 @@ def write_labels(path: Path, labels: NDArray[np.uint8], geometry: Geometry) -> N
     """
     nibabel = need_nibabel()
     image = nibabel.Nifti1Image(geometry.to_file(labels), geometry.affine)  # a view, which is written slice by slice
-    # "Scanner" coordinates, as most programs expect; the quaternion form cannot hold a sheared affine.
-    image.set_sform(geometry.affine, code=1)
-    image.header.set_xyzt_units("mm")
+    geometry.forms.write(image, geometry.affine)
     nibabel.save(image, path)
 
 
@@ -264,21 +266,6 @@ def list_volumes(path: Path, what: str) -> list[Path]:
     return files
 
 
-def unique_names(files: Sequence[Path]) -> list[str]:
-    """Stems, with the folder before it (``a_ct``) and then a number where several files share one."""
-    names: list[str] = []
-    stems = Counter(map(stem, files))
-    taken = {name for name, count in stems.items() if count == 1}
-    for file in files:
-        name = stem(file)
-        if stems[name] > 1:
-            full = f"{file.parent.name}_{name}"
-            name = next(one for one in (full, *(f"{full}_{n}" for n in range(2, len(files) + 2))) if one not in taken)
-            taken.add(name)
-        names.append(name)
-    return names
-
-
 def _load(path: Path) -> Any:
     nibabel = need_nibabel()
     try:
@@ -303,8 +290,9 @@ def _checked_header(path: Path, image: Any) -> tuple[Geometry, int]:
     if len(shape) not in (3, 4) or min(shape, default=0) < 1:
         raise _unreadable(path, f"its shape is {list(image.shape)}; it must have three axes, or four with the channels")
     affine = np.asarray(image.affine, dtype=np.float64)
-    geometry = Geometry(shape[:3], affine)  # type: ignore[arg-type]
-    singular = not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12
+    geometry = Geometry(shape[:3], affine, forms_of(image.header))  # type: ignore[arg-type]
+    unit = max(1.0, geometry.forms.millimetres)  # a microscope's voxels are small in metres
+    singular = not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3] * unit)) < 1e-12
     if singular or np.isnan(geometry._orientation()).any():  # axes that nearly coincide
         raise _unreadable(path, f"its affine matrix {affine[:3].round(3).tolist()} does not say where the voxels are")
     return geometry, shape[3] if len(shape) == 4 else 1

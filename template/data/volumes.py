@@ -19,9 +19,10 @@ from .dataset import Case, CaseDataset
 from .decoded import DecodedVolumes, Volume
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
+from .names import unique_volume_names
 from .splits import Splitter
 from .transforms import Standardize
-from .volume_files import Geometry, list_volumes, unique_names, write_labels
+from .volume_files import Geometry, list_volumes, write_labels
 from .volume_reader import VolumeReader
 from .written import refuse_among, whole
 
@@ -219,7 +220,7 @@ class VolumeData(SegmentationData):
             NamedError: ``data-missing`` or ``data-unreadable``, with the file.
         """
         files = self.new_files(path)
-        names = unique_names(files)
+        names = unique_volume_names(files)
         return self.new_cases([Volume(name, (str(file),)) for name, file in zip(names, files, strict=True)])
 
     def new_cases(self, volumes: list[Volume]) -> list[Case]:

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from template.data.mask_values import MaskValues
+from template.data.names import unique_volume_names
 from template.data.volume_files import (
     Geometry,
     check_same_place,
@@ -18,7 +19,6 @@ from template.data.volume_files import (
     read_labels,
     read_volume,
     stem,
-    unique_names,
     write_labels,
 )
 from template.distributed.faults import NamedError
@@ -280,7 +280,7 @@ def test_a_mask_must_lie_on_its_image() -> None:
 
 def test_names_of_new_files_are_unique_and_a_stem_that_is_alone_keeps_its_own() -> None:
     def names(*files: str) -> list[str]:
-        return unique_names([Path(file) for file in files])
+        return unique_volume_names([Path(file) for file in files])
 
     assert names("q/a.nii.gz", "q/b.nii") == ["a", "b"]
     assert names("q/a.nii.gz", "q/a.nii", "r/q/a.nii") == ["q_a", "q_a_2", "q_a_3"]
