@@ -1,4 +1,4 @@
-"""Scores of each test case by its name, and pictures of the worst ones."""
+"""Scores of each case of ``test`` or ``validate`` by its name, and pictures of the worst ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -85,7 +86,7 @@ class CaseSummary(NamedTuple):
 
 
 class CaseScores(Callback):
-    """Scores each test case; rank 0 writes ``cases.csv`` and a picture of each of the worst cases.
+    """Scores each case of ``test`` or ``validate``; rank 0 writes ``cases.csv`` and pictures of the worst cases.
 
     Dice, IoU, the 95th percentile of the Hausdorff distance and the error of the volume, for each region. Pixels that
     do not count are outside of truth and prediction alike. Cases are scored one after the other, so that the memory
@@ -149,6 +150,29 @@ class CaseScores(Callback):
             )
         self._scores, self._worst = [], []
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As in a test."""
+        if _validates(trainer):
+            self.on_test_start(trainer, pl_module)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """As in a test."""
+        if _validates(trainer):
+            self.on_test_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As in a test."""
+        if _validates(trainer):
+            self.on_test_epoch_end(trainer, pl_module)
+
     def _keep(self, data: Any, image: Tensor, truth: Tensor, prediction: Tensor) -> None:
         """Draw the last case if it is one of the worst so far of this process."""
         place, dice = len(self._scores) - 1, self._scores[-1].values["dice"]
@@ -200,10 +224,15 @@ def scores_of(
 
 
 def summary_of(trainer: Trainer) -> tuple[CaseSummary, Path] | None:
-    """What the test of a trainer has found case by case, and the folder where it is written."""
+    """What the test or validation of a trainer has found case by case, and the folder where it is written."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     one = next((callback for callback in callbacks if isinstance(callback, CaseScores)), None)
     return None if one is None or one.summary is None or not one.summary.cases else (one.summary, one.folder)
+
+
+def _validates(trainer: Trainer) -> bool:
+    """Whether the validation is what was asked for, and no part of a fit."""
+    return trainer.state.fn == TrainerFn.VALIDATING
 
 
 def _summary(scores: Sequence[CaseScore], regions: Sequence[str], worst: Sequence[int]) -> CaseSummary:

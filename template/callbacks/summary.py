@@ -142,7 +142,7 @@ class ScoreTable(Callback):
             console.print(_title(report, trainer.datamodule), style="bold")  # type: ignore[attr-defined]  # set by the verb
             console.print(_table(report))
             self._write(report)
-        if found := summary_of(trainer) if stage == "test" else None:
+        if found := summary_of(trainer) if stage != "fit" else None:
             for line in found[0].told(found[1]):
                 console.print(Text(line), soft_wrap=True)
         if report.checkpoint:
@@ -158,7 +158,7 @@ class ScoreTable(Callback):
         if split is None:
             return None
         baseline = getattr(trainer.datamodule, "baseline", None) if split == "test" else None  # type: ignore[attr-defined]
-        found = summary_of(trainer) if split == "test" else None
+        found = summary_of(trainer)
         return _Report(
             split,
             _scores_of(trainer, split),

@@ -86,6 +86,27 @@ def test_each_case_has_its_scores_under_its_name(tmp_path: Path) -> None:
     assert numbers(found[5]) == {"volume_error_stripe": 0}
 
 
+def test_validate_writes_what_test_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test(tmp_path / "test", Bands(test=6))
+    said = capsys.readouterr().out
+    scores = CaseScores(tmp_path / "val")
+    watched = trainer(scores, ScoreTable(tmp_path / "val"))
+    watched.validate(segmenter(), datamodule=Bands(val=6), verbose=False)
+    as_test = [{**row, "case": row["case"].replace("val_", "test_")} for row in rows(tmp_path / "val")]
+    assert as_test == rows(tmp_path / "test")
+    names = ["worst_1_val_4.png", "worst_2_val_0.png", "worst_3_val_1.png"]
+    assert sorted(file.name for file in (tmp_path / "val").glob("*.png")) == names
+    found = [json.loads((tmp_path / verb / "scores.json").read_text())["cases"] for verb in ("test", "val")]
+    assert {**found[1], "worst": None} == {**found[0], "worst": None}
+    table, after = (out.partition("\n")[2].replace(str(tmp_path), "") for out in (said, capsys.readouterr().out))
+    assert after == table.replace("test_", "val_").replace("/test/", "/val/")
+
+
+def test_the_validation_of_a_fit_is_not_written_case_by_case(tmp_path: Path) -> None:
+    trainer(CaseScores(tmp_path / "cases"), max_epochs=1).fit(segmenter(), datamodule=Bands())
+    assert not (tmp_path / "cases").exists()
+
+
 def test_means_are_in_the_table_and_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test(tmp_path, Bands(test=6))
     cases = json.loads((tmp_path / "scores.json").read_text())["cases"]
