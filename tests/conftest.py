@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -55,6 +56,12 @@ def seeded() -> None:
 
         np.random.seed(0)
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def told() -> None:
+    """What Lightning tells is heard in every test; a rehearsal of ``doctor`` that runs in this process silences it."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ class Odd(UNet):
 
     def forward(self, x):
         Odd.calls += 1
-        if Odd.calls == 2:
+        if Odd.calls == 4:  # two of the look before the first step, and the first step
             raise KeyError("liver")
         return super().forward(x)
 """

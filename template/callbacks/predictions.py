@@ -44,7 +44,7 @@ class PredictionWriter(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ask for what cannot be read, before the loader is made."""
         if stage == "predict":
-            trainer.datamodule.broken = []  # type: ignore[attr-defined]  # set by predict(datamodule=…)
+            trainer.datamodule.passed_over = []  # type: ignore[attr-defined]  # set by predict(datamodule=…)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the folder before anything is computed.
@@ -89,8 +89,8 @@ class PredictionWriter(Callback):
                 origin = input_of(case.source, data.predict_path)
                 row = {"case": case.name, "file": file.name, "input": origin, **_sizes(data, case, mask)}
                 self._rows.append(row)
-        self._rows += data.broken
-        data.broken.clear()
+        self._rows += data.passed_over
+        data.passed_over.clear()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put together what all processes have written.
@@ -99,7 +99,7 @@ class PredictionWriter(Callback):
             NamedError: The table cannot be written, or cases could not be read: the same on all processes.
         """
         data = trainer.datamodule  # type: ignore[attr-defined]
-        data.broken = None
+        data.passed_over = None
         shares = gathered(self._rows)
         # Cases are dealt out in turn, so in turn they come back; a batch has its shapes, and what is broken, in groups.
         done = [share[place] for place in range(max(map(len, shares))) for share in shares if place < len(share)]

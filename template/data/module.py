@@ -88,7 +88,7 @@ class SegmentationData(LightningDataModule):
         self.seed = seed
         self._cases: dict[str, list[Case]] = {}
         #: What ``predict`` could not read, where somebody tells it at the end; None: it ends the program at once.
-        self.broken: list[Broken] | None = None
+        self.passed_over: list[Broken] | None = None
 
     # What a data set says ------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class SegmentationData(LightningDataModule):
         """Loader of this process's share of ``data.predict``, or of the test cases."""
         path = self.predict_path
         cases = self.predict_cases(path) if path else self._listed("test")
-        return self._evaluation_loader(cases, passes_over=self.broken is not None)
+        return self._evaluation_loader(cases, passes_over=self.passed_over is not None)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move tensors alone: Lightning would take apart, in each step, the names of the cases."""
@@ -257,8 +257,8 @@ class SegmentationData(LightningDataModule):
         if isinstance(batch, NamedError):
             raise batch
         batch, failed = parted(batch)
-        if self.broken is not None:
-            self.broken += failed
+        if self.passed_over is not None:
+            self.passed_over += failed
         # The stage is None where probe_batch is looked at after the run.
         running = self._trainer().state.stage if any(map(self._is_own, _LOADERS.values())) else None
         if running is None or not self._is_own(_LOADERS[stage := str(running.value)]):

@@ -44,7 +44,7 @@ def chosen(
     net = Net() if net is None else net
     image = torch.rand(2, 2, 4, 4)
     layout.weights(net)
-    monkeypatch.setattr(layout_file.time, "perf_counter", clock(seconds, layout))
+    monkeypatch.setattr(layout_file.time, "process_time", clock(seconds, layout))
     layout.choose(net, net, lambda: net(layout.images(image)).square().mean())
     return layout, net
 
@@ -56,16 +56,15 @@ def last(net: nn.Module) -> bool:
 @pytest.mark.parametrize(
     ("first", "is_last", "told"),
     [
-        (0.05, True, "channels-last: a step takes 0.80 of the time of channels-first"),
-        (0.03, False, "channels-first: a step takes 0.75 of the time of channels-last"),
-        (0.039, True, "channels-last: a step takes 1.03 of the time of channels-first"),  # not by that much
+        (0.10, True, "channels-last: a step takes 0.80 of the time of channels-first"),
+        (0.06, False, "channels-first: a step takes 0.75 of the time of channels-last"),
+        (0.074, True, "channels-last: a step takes 1.08 of the time of channels-first"),  # not by that much
     ],
 )
 def test_the_faster_order_is_kept(first: float, is_last: bool, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, net = chosen({True: 0.04, False: first}, monkeypatch, Layout("auto"))
+    layout, net = chosen({True: 0.08, False: first}, monkeypatch, Layout("auto"))
     assert (layout.channels_last, last(net), layout.told) == (is_last, is_last, told)
-    assert layout.step_seconds == pytest.approx(0.04 if is_last else first)
-    assert last(net) == is_last
+    assert layout.step_seconds == pytest.approx(0.08 if is_last else first)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -75,7 +74,7 @@ def test_what_the_user_wants_is_not_measured(wanted: bool, monkeypatch: pytest.M
 
 
 def test_a_short_step_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen({True: 0.019}, monkeypatch, Layout("auto"))[0].told == ""
+    assert chosen({True: 0.049}, monkeypatch, Layout("auto"))[0].told == ""
 
 
 def test_a_resumed_run_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +87,7 @@ def test_a_resumed_run_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_volumes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Conv3d(2, 1, 1))
     layout = Layout("auto")
-    monkeypatch.setattr(layout_file.time, "perf_counter", clock({True: 1.0}, layout))
+    monkeypatch.setattr(layout_file.time, "process_time", clock({True: 1.0}, layout))
     layout.choose(net, net, lambda: net(torch.rand(1, 2, 2, 2, 2)).sum())
     assert layout.told == ""
 
@@ -101,7 +100,7 @@ def test_nothing_of_the_measurement_stays(monkeypatch: pytest.MonkeyPatch) -> No
     torch.manual_seed(5)
     image = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     layout = Layout("auto")
-    monkeypatch.setattr(layout_file.time, "perf_counter", clock({True: 0.04, False: 0.01}, layout))
+    monkeypatch.setattr(layout_file.time, "process_time", clock({True: 0.08, False: 0.02}, layout))
     layout.choose(net, net, lambda: net(layout.images(image)).square().mean())
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -110,8 +109,8 @@ def test_nothing_of_the_measurement_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _on_ranks(rank: int, world_size: int) -> Any:
     layout, net = Layout("auto"), Net()
-    fast = {True: 0.04, False: 0.01} if rank == 0 else {True: 0.001, False: 9.0}
-    layout_file.time = type("time", (), {"perf_counter": staticmethod(clock(fast, layout))})  # type: ignore[assignment]
+    fast = {True: 0.08, False: 0.02} if rank == 0 else {True: 0.001, False: 9.0}
+    layout_file.time = type("time", (), {"process_time": staticmethod(clock(fast, layout))})  # type: ignore[assignment]
     layout.choose(net, net, lambda: net(layout.images(torch.ones(2, 2, 4, 4))).mean())
     return layout.channels_last, layout.told
 
