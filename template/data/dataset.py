@@ -53,7 +53,7 @@ def seeded(*words: int) -> Iterator[None]:
     torch_state = torch.default_generator.get_state()
     seeds = np.random.SeedSequence(words).generate_state(3)
     # Not torch.manual_seed: it would seed the GPUs too, where dropout would then draw the same numbers in every step,
-    # and for each GPU to come it writes down the stack, which takes longer than to read and transform an image.
+    # and for each GPU to come it writes down the stack, which takes more than a millisecond.
     torch.default_generator.manual_seed(int(seeds[0]))
     np.random.seed(seeds[1])
     random.seed(int(seeds[2]))
