@@ -1,6 +1,6 @@
 """What training in two processes costs: this program, plain DDP with and without synchronised BatchNorm, and no DDP.
 
-    python -m benchmarks.ranks [--json FILE] [--rounds 3] [--steps 24]
+    python -m benchmarks.ranks [--json FILE] [--rounds 2] [--steps 16]
 
 A UNet of width 16 on a global batch of 8 images of 256 x 256 that lies ready, in two gloo processes of one thread each,
 beside one process of two threads. Each candidate is started anew in each round, and times its own steps.
@@ -26,13 +26,15 @@ from lightning import Callback
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.measure import Measured, machine, ratio, table
-from benchmarks.steps import WARM, Clock, SomeUNet, ready_batch, turns
+from benchmarks.steps import Clock, SomeUNet, ready_batch, turns
 from template.distributed.sync_batchnorm import convert
 from template.models.layout import Layout
 from template.models.losses import CrossEntropyDice
 
 _ROOT = Path(__file__).resolve().parent.parent
 SAMPLES, SIZE = 8, 256
+#: Steps before the clock starts.
+WARM = 4
 OURS, SYNC, PLAIN, SILENT, ONE = (
     "this program, two processes",
     "DDP with the same SyncBatchNorm",
@@ -47,7 +49,7 @@ class Told(Callback):
     """Writes the seconds of a step to a file, on rank 0."""
 
     def __init__(self) -> None:
-        self.clock = Clock(time.perf_counter)
+        self.clock = Clock(time.perf_counter, WARM)
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Take the time."""
@@ -141,8 +143,8 @@ def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the numbers there as well")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=WARM + 24)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=WARM + 12)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:

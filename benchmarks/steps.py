@@ -94,10 +94,15 @@ class SomeUNet(UNet):
 
 
 class Clock(Callback):
-    """Time at the start of each training batch."""
+    """Time at the start of each training batch.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    Args:
+        clock: Tells it, in seconds.
+        warm: Batches before it counts.
+    """
+
+    def __init__(self, clock: Callable[[], float], warm: int = WARM) -> None:
+        self.clock, self.warm = clock, warm
         self.times: list[float] = []
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +111,7 @@ class Clock(Callback):
 
     def each(self) -> float:
         """Seconds of a step."""
-        return (self.times[-1] - self.times[WARM]) / (len(self.times) - 1 - WARM)
+        return (self.times[-1] - self.times[self.warm]) / (len(self.times) - 1 - self.warm)
 
 
 class Plain(LightningModule):
