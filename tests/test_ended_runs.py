@@ -172,6 +172,7 @@ def _start_with_network(started: list[Run], folder: Path, network: str, code: st
     return run
 
 
+# Three passes come before the first step, in the look at the network; the eighth is step 4, the first being 0.
 RAISER = """
 import os
 from template.models.unet import UNet
@@ -180,7 +181,7 @@ class Raiser(UNet):
     calls = 0
     def forward(self, x):
         Raiser.calls += self.training
-        if Raiser.calls == 7 and os.environ["RANK"] == "1":
+        if Raiser.calls == 8 and os.environ["RANK"] == "1":
             raise ValueError("no liver here")
         return super().forward(x)
 """
@@ -209,7 +210,7 @@ class Ending(UNet):
     calls = 0
     def forward(self, x):
         Ending.calls += self.training
-        if Ending.calls == 7 and os.environ["RANK"] == "1":
+        if Ending.calls == 8 and os.environ["RANK"] == "1":
             END
         return super().forward(x)
 """
@@ -246,7 +247,7 @@ class Sleeper(UNet):
     calls = 0
     def forward(self, x):
         Sleeper.calls += self.training
-        if Sleeper.calls == 7 and os.environ["RANK"] == "1":
+        if Sleeper.calls == 8 and os.environ["RANK"] == "1":
             time.sleep(600)  # the culprit
         return super().forward(x)
 """
