@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from lightning import LightningModule, Trainer
 
-from ..models.layout import SHORT, Layout
+from ..models.layout import Layout
 from .on_cpu import OnCpu
 
 _HALF = "bf16-mixed"
@@ -22,12 +22,9 @@ def speed_notes(trainer: Trainer, module: LightningModule) -> list[str]:
     notes = [layout.told] if isinstance(layout, Layout) and layout.told else []
     if any(isinstance(callback, OnCpu) and callback.kept for callback in trainer.callbacks):  # type: ignore[attr-defined]  # set by the trainer
         notes.append("freed memory is kept for the next step (--keep_memory false gives it back)")
-    long = isinstance(layout, Layout) and (layout.step_seconds or 0) >= SHORT
-    return (
-        [*notes, *precision_advice(trainer.strategy.root_device.type, str(trainer.precision), has_bf16())]
-        if long
-        else notes
-    )
+    if isinstance(layout, Layout) and layout.worth:
+        notes += precision_advice(trainer.strategy.root_device.type, str(trainer.precision), has_bf16())
+    return notes
 
 
 def precision_advice(device: str, precision: str, bf16: bool) -> list[str]:

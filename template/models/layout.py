@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from ..distributed.collectives import world_size
 from ..distributed.undo import nothing_happened
 
-#: A step of less time, in seconds, is not worth the measurement.
-SHORT = 0.05
-#: Channels-first must take at most this share of the time: noise is not to decide it, since the same command is to give
-#: the same bits on the same machine.
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+#: Operations of all convolutions in the forward pass of a global micro-batch from which on the measurement is worth
+#: it. A number that no clock decides: below it, the same command gives the same bits on any machine at any load.
+WORTH = 3e8
+#: Channels-first must take at most this share of the time: noise is not to decide it.
 GAIN = 0.9
 #: Steps timed in each order, the least of which counts.
 ROUNDS = 2
@@ -34,14 +35,14 @@ class Layout:
     Attributes:
         channels_last: What is used.
         told: What the measurement found, in one line; empty without one.
-        step_seconds: Time of a forward and backward pass, as :meth:`choose` measured it; None without.
+        worth: Whether a step is long enough for such questions, as :meth:`choose` found.
     """
 
     def __init__(self, wanted: bool | Literal["auto"]) -> None:
         self.wanted = wanted
         self.channels_last = wanted is not False
         self.told = ""
-        self.step_seconds: float | None = None
+        self.worth = False
         self._known = False
 
     def know(self, channels_last: bool) -> None:
@@ -72,25 +73,43 @@ class Layout:
             net: The part of it whose weights are put in order.
             compute_loss: Computes the loss of one batch.
         """
-        self.step_seconds = _of_rank_zero(_timed(module, compute_loss))
+        operations = _of_rank_zero(_operations(module, net, compute_loss) * world_size())
+        self.worth = operations >= WORTH
         flat = any(parameter.ndim == 4 for parameter in net.parameters())
-        if self.wanted != "auto" or self._known or not flat or self.step_seconds < SHORT:
+        if self.wanted != "auto" or self._known or not self.worth or not flat:
             return
-        seconds: dict[bool, float] = {True: self.step_seconds, False: float("inf")}
-        for order in [False] * ROUNDS + [True] * (ROUNDS - 1):
-            if order is not self.channels_last:
-                self.channels_last = order
-                self.weights(net)
+        seconds: dict[bool, float] = {True: float("inf"), False: float("inf")}
+        for order in [False, True] * ROUNDS:
+            self.channels_last = order
+            self.weights(net)
             seconds[order] = min(seconds[order], _of_rank_zero(_timed(module, compute_loss)))
         ratio = seconds[False] / seconds[True]
         self.channels_last, self._known = ratio > GAIN, True
         self.weights(net)
-        self.step_seconds = seconds[self.channels_last]
         self.told = f"channels-{'last' if self.channels_last else 'first'}: " + (
             f"a step takes {1 / ratio:.2f} of the time of channels-first"
             if self.channels_last
             else f"a step takes {ratio:.2f} of the time of channels-last"
         )
+
+
+def _operations(module: nn.Module, net: nn.Module, compute_loss: Callable[[], Tensor]) -> float:
+    """Multiplications and additions of the convolutions in a forward pass; a transposed one is taken as any other."""
+    count = 0.0
+
+    def add(layer: Any, _: Any, output: Any) -> None:
+        nonlocal count
+        if isinstance(output, Tensor):
+            count += 2.0 * output.numel() * layer.weight[0].numel()
+
+    layers = [layer for layer in net.modules() if isinstance(layer, _CONVOLUTIONS)]
+    hooks = [layer.register_forward_hook(add) for layer in layers]
+    try:
+        _timed(module, compute_loss)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return count
 
 
 def _timed(module: nn.Module, compute_loss: Callable[[], Tensor]) -> float:
@@ -108,7 +127,7 @@ def _now(on_gpu: bool) -> float:
     if on_gpu:
         torch.cuda.synchronize()
         return time.perf_counter()
-    return time.process_time()
+    return time.thread_time()
 
 
 def _of_rank_zero(value: float) -> float:

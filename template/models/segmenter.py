@@ -54,7 +54,7 @@ class Segmenter(LightningModule):
             reference training and nnU-Net's deep supervision use.
         pad_to: Pad images to a multiple of this many pixels, for networks that ask for it (``UNet`` pads itself).
         channels_last: Keep 2D images and weights in channels-last order, which most convolutions prefer. ``auto``:
-            the faster of both orders, measured before the first step (where a step takes 50 ms at least).
+            the faster of both orders, measured before the first step, where there is enough to compute.
         window: Predict whole images in windows of this size, in pixels. Default: the data's patches, where it trains
             on such; else each image at once.
         overlap: Share of a window that the next one covers again.

@@ -25,6 +25,11 @@ class Net(nn.Module):
         return out
 
 
+@pytest.fixture(autouse=True)
+def small_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_file, "WORTH", 1)
+
+
 def clock(seconds: dict[bool, float], layout: Layout) -> Callable[[], float]:
     """A clock by which each pass takes what its order is given; it is read before and after each pass."""
 
@@ -44,7 +49,7 @@ def chosen(
     net = Net() if net is None else net
     image = torch.rand(2, 2, 4, 4)
     layout.weights(net)
-    monkeypatch.setattr(layout_file.time, "process_time", clock(seconds, layout))
+    monkeypatch.setattr(layout_file.time, "thread_time", clock(seconds, layout))
     layout.choose(net, net, lambda: net(layout.images(image)).square().mean())
     return layout, net
 
@@ -64,7 +69,7 @@ def last(net: nn.Module) -> bool:
 def test_the_faster_order_is_kept(first: float, is_last: bool, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, net = chosen({True: 0.08, False: first}, monkeypatch, Layout("auto"))
     assert (layout.channels_last, last(net), layout.told) == (is_last, is_last, told)
-    assert layout.step_seconds == pytest.approx(0.08 if is_last else first)
+    assert layout.worth
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -73,8 +78,13 @@ def test_what_the_user_wants_is_not_measured(wanted: bool, monkeypatch: pytest.M
     assert (layout.channels_last, last(net), layout.told) == (wanted, wanted, "")
 
 
-def test_a_short_step_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen({True: 0.049}, monkeypatch, Layout("auto"))[0].told == ""
+def test_a_small_computation_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 2 x 3 x 4 x 4 outputs of 2 x 3 x 3 products and as many sums each: 3456 operations
+    monkeypatch.setattr(layout_file, "WORTH", 3457)
+    layout, _ = chosen({True: 9.0}, monkeypatch, Layout("auto"))
+    assert (layout.told, layout.worth) == ("", False)
+    monkeypatch.setattr(layout_file, "WORTH", 3456)
+    assert chosen({True: 9.0, False: 9.0}, monkeypatch, Layout("auto"))[0].worth
 
 
 def test_a_resumed_run_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +97,7 @@ def test_a_resumed_run_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_volumes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Conv3d(2, 1, 1))
     layout = Layout("auto")
-    monkeypatch.setattr(layout_file.time, "process_time", clock({True: 1.0}, layout))
+    monkeypatch.setattr(layout_file.time, "thread_time", clock({True: 1.0}, layout))
     layout.choose(net, net, lambda: net(torch.rand(1, 2, 2, 2, 2)).sum())
     assert layout.told == ""
 
@@ -100,7 +110,7 @@ def test_nothing_of_the_measurement_stays(monkeypatch: pytest.MonkeyPatch) -> No
     torch.manual_seed(5)
     image = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     layout = Layout("auto")
-    monkeypatch.setattr(layout_file.time, "process_time", clock({True: 0.08, False: 0.02}, layout))
+    monkeypatch.setattr(layout_file.time, "thread_time", clock({True: 0.08, False: 0.02}, layout))
     layout.choose(net, net, lambda: net(layout.images(image)).square().mean())
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -108,9 +118,9 @@ def test_nothing_of_the_measurement_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _on_ranks(rank: int, world_size: int) -> Any:
-    layout, net = Layout("auto"), Net()
+    layout, net, layout_file.WORTH = Layout("auto"), Net(), 1
     fast = {True: 0.08, False: 0.02} if rank == 0 else {True: 0.001, False: 9.0}
-    layout_file.time = type("time", (), {"process_time": staticmethod(clock(fast, layout))})  # type: ignore[assignment]
+    layout_file.time = type("time", (), {"thread_time": staticmethod(clock(fast, layout))})  # type: ignore[assignment]
     layout.choose(net, net, lambda: net(layout.images(torch.ones(2, 2, 4, 4))).mean())
     return layout.channels_last, layout.told
 
