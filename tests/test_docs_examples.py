@@ -9,7 +9,6 @@ import re
 import runpy
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ import template.cli  # noqa: F401  # the imports of the first run would change t
 from template.__main__ import main
 from template.distributed.faults import FAULTS
 from template.distributed.recognize import recognize_text
+from tests.ports import free_port
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[1]
@@ -49,17 +49,11 @@ def run_script(path: Path, *arguments: str) -> None:
         sys.argv = before
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be the only process of a launch."""
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", free_port())
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
 
 
 # The page and the scripts ---------------------------------------------------------------------------------------------
@@ -192,7 +186,7 @@ def _by_hand(rank: int, source: str, folder: str, port: str) -> None:
 
 
 def test_the_script_for_many_runs_on_two(tmp_path: Path) -> None:
-    run_ranks(2, _by_hand, EDITED, str(tmp_path), free_port())
+    run_ranks(2, _by_hand, EDITED, str(tmp_path), str(free_port()))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["rank_0", "rank_1", "unet.pt"]
     assert torch.load(tmp_path / "out" / "unet.pt")["head.weight"].shape == (2, 8, 1, 1)
 
@@ -201,7 +195,7 @@ def test_a_layer_that_is_left_over_stops_the_script_for_many(tmp_path: Path) -> 
     made = "self.up, self.head ="
     spare = EDITED.replace(made, f"self.spare = nn.Conv2d(width, classes, 1)\n        {made}")
     with pytest.raises(RuntimeError, match="Expected to have finished reduction") as raised:
-        run_ranks(2, _by_hand, spare, str(tmp_path), free_port())
+        run_ranks(2, _by_hand, spare, str(tmp_path), str(free_port()))
     assert message_shown(raised.value)
     assert re.search(r"did not receive grad for rank \d: 14 15$", str(raised.value), flags=re.MULTILINE)
 
@@ -303,7 +297,7 @@ def test_all_commands_from_the_script_to_the_old_checkpoint(clone: Path) -> None
     "launch", [[], ["-m", "torch.distributed.launch", "--nproc_per_node=2"]], ids=["spawn", "launch"]
 )
 def test_other_launches_of_the_script_for_many(launch: list[str], tmp_path: Path) -> None:
-    port, script = free_port(), tmp_path / "script.py"
+    port, script = str(free_port()), tmp_path / "script.py"
     script.write_text(EDITED.replace("12355", port), encoding="utf-8")
     launch = [*launch, f"--master_port={port}"] if launch else []
     out = run(["python", *launch, str(script), "--out", "out", *SMALL], tmp_path)

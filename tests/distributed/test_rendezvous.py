@@ -15,17 +15,12 @@ import torch.distributed as dist
 from template.distributed import rendezvous
 from template.distributed.faults import NamedError
 from template.distributed.world import World
+from tests.ports import free_port
 from tests.ranks import run_ranks
 
 SECOND = timedelta(seconds=1)
 LONG = timedelta(seconds=60)
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "GLOO_SOCKET_IFNAME")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

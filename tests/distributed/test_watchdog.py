@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -37,6 +36,7 @@ from template.models.segmenter import Segmenter
 from template.models.unet import UNet
 from template.quiet import silence_known
 from tests import ranks as harness
+from tests.ports import free_port
 
 TIMEOUT = 4.0
 #: On top of the timeout, until every process is gone: 10 s are promised, the rest is for a busy machine.
@@ -70,13 +70,6 @@ class Outcome:
         """What the one rank that speaks printed."""
         (speaker,) = [text for text in self.printed if "place in the code" in text]
         return speaker
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _rank(rank: int, size: int, function: Callable[..., Any], folder: str, port: int, knobs: dict[str, Any]) -> None:
@@ -127,7 +120,7 @@ class Run:
     def __init__(self, size: int, function: Callable[..., Any], folder: Path, store: str = "tcp", **knobs: Any) -> None:
         harness.start_server()
         context = multiprocessing.get_context("forkserver")
-        port = _free_port() if store == "tcp" else 0
+        port = free_port() if store == "tcp" else 0
         self.folder = folder
         self.started = time.time()
         self.processes = [
