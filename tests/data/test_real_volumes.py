@@ -112,6 +112,7 @@ def test_the_brain_trains_two_steps_and_volumes_are_those_of_the_header(
         {
             "case": "mni",
             "file": "mni.nii.gz",
+            "input": str(image),
             "grey": f"{GREY / 1000:.6g}",
             "white": f"{WHITE / 1000:.6g}",
             "unit": "ml",
