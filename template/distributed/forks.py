@@ -4,8 +4,9 @@ A forked process has the one thread that forked. Whatever lock another thread he
 store or in C, stays locked in it for good, and the worker stands still at the first line that needs it.
 
 One such lock is Python's own: before 3.12 a forked process takes the lock of the list of thread states before it
-makes that lock new (``_PyThreadState_DeleteExcept`` in CPython's ``Python/pystate.c``). torch's threads hold it for a moment whenever
-they let go of a tensor that Python knows, which they do just after a collective, as the first batch is asked for.
+makes that lock new (``_PyThreadState_DeleteExcept`` in CPython's ``Python/pystate.c``). torch's threads hold it for a
+moment whenever they let go of a tensor that Python knows, which they do just after a collective, as the first batch is
+asked for.
 """
 
 from __future__ import annotations
