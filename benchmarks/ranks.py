@@ -25,8 +25,8 @@ import yaml
 from lightning import Callback
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.measure import Measured, machine, ratio, table
-from benchmarks.steps import Clock, SomeUNet, ready_batch, turns
+from benchmarks.measure import Measured, machine, ratio, table, turns
+from benchmarks.steps import Clock, SomeUNet, ready_batch
 from template.distributed.sync_batchnorm import convert
 from template.models.layout import Layout
 from template.models.losses import CrossEntropyDice
@@ -53,7 +53,7 @@ class Told(Callback):
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Take the time."""
-        self.clock.on_train_batch_start()
+        self.clock.on_train_batch_start(*args, **kwargs)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write."""
