@@ -86,6 +86,25 @@ def interleaved(
     return {name: Measured(tuple(values)) for name, values in seconds.items()}
 
 
+def turns(candidates: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Measured]:
+    """Let candidates take turns that measure themselves, such as the seconds of a step within a whole training.
+
+    Args:
+        candidates: Each gives what it has measured, by name.
+        rounds: How often; there is one more before, which does not count.
+
+    Returns:
+        What each candidate gave.
+    """
+    values: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(rounds + 1):
+        for name, call in candidates.items():
+            value = call()
+            if number:
+                values[name].append(value)
+    return {name: Measured(tuple(found)) for name, found in values.items()}
+
+
 def ratio(one: Measured, other: Measured) -> Measured:
     """How many times the other the one is, round by round."""
     return Measured(tuple(a / b for a, b in zip(one.values, other.values, strict=True)))

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks.__main__ import NAMES, PAGE
 from benchmarks.networks import operations, page_faults
 from benchmarks.page import put_into
-from benchmarks.steps import Again, Clock, ReadyData, ready_batch, turns
+from benchmarks.steps import Again, Clock, ReadyData, ready_batch
 
 
 def test_a_table_comes_between_the_marks_of_its_page() -> None:
@@ -52,12 +52,6 @@ def test_a_clock_leaves_the_first_steps_out() -> None:
     for _ in range(25):
         clock.on_train_batch_start()
     assert clock.each() == 10
-
-
-def test_turns_leave_the_first_round_out() -> None:
-    values = {"a": iter([9.0, 1.0, 2.0]), "b": iter([9.0, 3.0, 5.0])}
-    found = turns({name: lambda name=name: next(values[name]) for name in values}, 2)  # type: ignore[misc]
-    assert {name: one.values for name, one in found.items()} == {"a": (1.0, 2.0), "b": (3.0, 5.0)}
 
 
 def test_the_ready_batch_is_given_again_and_again() -> None:

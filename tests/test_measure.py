@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Measured, interleaved, machine, ratio, table
+from benchmarks.measure import Measured, interleaved, machine, ratio, table, turns
 
 
 def test_candidates_take_turns() -> None:
@@ -13,6 +13,12 @@ def test_candidates_take_turns() -> None:
     )
     assert "".join(calls) == "abc" + "abc" + "bca" + "cab"  # once unmeasured, and each first in a round of its own
     assert found["b"].values == (1.0, 1.0, 1.0)
+
+
+def test_turns_leave_the_first_round_out() -> None:
+    values = {"a": iter([9.0, 1.0, 2.0]), "b": iter([9.0, 3.0, 5.0])}
+    found = turns({name: lambda name=name: next(values[name]) for name in values}, 2)  # type: ignore[misc]
+    assert {name: one.values for name, one in found.items()} == {"a": (1.0, 2.0), "b": (3.0, 5.0)}
 
 
 def test_ratios_are_those_of_single_rounds() -> None:
