@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from lightning import LightningModule, Trainer
 
+from ..models.compiled import Compiled
 from ..models.layout import Layout
 from .on_cpu import OnCpu
 
@@ -12,7 +13,7 @@ _HALF = "bf16-mixed"
 
 
 def speed_notes(trainer: Trainer, module: LightningModule) -> list[str]:
-    """Lines on the layout in memory, on freed memory, and on the precision that suits the processor.
+    """Lines on the layout in memory, compilation, freed memory, and the precision that suits the processor.
 
     Args:
         trainer: About to train, its probe step done.
@@ -20,6 +21,9 @@ def speed_notes(trainer: Trainer, module: LightningModule) -> list[str]:
     """
     layout = getattr(module, "layout", None)
     notes = [layout.told] if isinstance(layout, Layout) and layout.told else []
+    compiled = getattr(module, "compiled", None)
+    if isinstance(compiled, Compiled) and compiled.told:
+        notes.append(compiled.told)
     if any(isinstance(callback, OnCpu) and callback.kept for callback in trainer.callbacks):  # type: ignore[attr-defined]  # set by the trainer
         notes.append("freed memory is kept for the next step (--keep_memory false gives it back)")
     if isinstance(layout, Layout) and layout.worth:

@@ -79,6 +79,11 @@ _FAULTS = (
         "Set the network's own arguments for its channels and classes to fit data.classes and the images.",
     ),
     Fault(
+        "not-compiled",
+        "torch.compile needs a C++ compiler (g++) on the CPU, and Triton on a GPU; some networks it cannot take.",
+        "Install what is missing, or leave model.compile out.",
+    ),
+    Fault(
         "batch-size",
         "data.batch_size is the global batch; it is shared out to the processes and accumulation steps.",
         "Use a multiple of trainer.devices x trainer.num_nodes x trainer.accumulate_grad_batches.",

@@ -88,6 +88,8 @@ def find_unused(module: nn.Module, compute_loss: Callable[[], Tensor]) -> list[U
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in module.modules()]
     with nothing_happened(module):
+        for layer in module.modules():  # what is compiled already knows nothing of the hooks
+            layer._compiled_call_impl = None
         try:
             loss = compute_loss()
         finally:

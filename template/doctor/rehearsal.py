@@ -155,6 +155,8 @@ class RehearsalCLI(SegmentationCLI):
         if config.seed_everything is True:
             config.seed_everything = 0
         config.ckpt_path = None
+        if "compile" in config.model:  # hooks would see nothing of the layers
+            config.model.compile = False
         world = read_world()
         if world.size > 1:
             # A file needs no port, which another program might take before it is used.

@@ -45,7 +45,8 @@ class Settings:
                 # Where a schedule moves it, the learning rate of this moment is no setting.
                 if (name == "lr" and schedule is not None) or _equal(group.get(name), value):
                     continue
-                told[_line("optimizer", "lr" if name == "initial_lr" else name, value, group.get(name))] = None
+                if name != "fused":  # chosen for the device, by nobody
+                    told[_line("optimizer", "lr" if name == "initial_lr" else name, value, group.get(name))] = None
                 if name == "initial_lr":
                     group["lr"] = group["lr"] * value / group[name] if group[name] else value
                     if number < len(getattr(schedule, "base_lrs", [])):
