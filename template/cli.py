@@ -27,6 +27,7 @@ from .callbacks.checkpoint import RankZeroCheckpoint
 from .callbacks.checkpoint_io import AtomicCheckpointIO, continues
 from .callbacks.heartbeats import Heartbeats
 from .callbacks.history import loggers
+from .callbacks.idle_hooks import IdleHooks
 from .callbacks.on_cpu import OnCpu
 from .callbacks.pictures import PicturesCallback
 from .callbacks.predictions import PredictionWriter
@@ -282,8 +283,7 @@ class SegmentationCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except SystemExit as error:
-            # Lightning's way to end after Ctrl-C.
+        except SystemExit as error:  # Lightning's way to end after Ctrl-C
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise error.__context__ from None
             raise
@@ -306,15 +306,17 @@ class SegmentationCLI(LightningCLI):
         assert self.rank_folder is not None
         callbacks: list[Callback] = [RankLogs(self.rank_folder), PicturesCallback(), Agreement()]
         if self.subcommand == "fit":
-            callbacks += [OnCpu(self._get(self.config, "keep_memory"))]
+            callbacks += [OnCpu(self._get(self.config, "keep_memory")), IdleHooks()]
             callbacks += [StartSummary(self.place.run), AccurateBatchNorm(), ProbeStep(), ThawedLayers(), self._stop]
             callbacks += [DivergenceSentinel(0)] if not any(isinstance(c, DivergenceSentinel) for c in user) else []
             callbacks += [LearningRateMonitor()] if config.logger is not False and not config.fast_dev_run else []
         if self.subcommand == "predict":
             callbacks += [PredictionWriter(Path(self._get(self.config, "out") or self.place.verb))]
         else:
-            scores = [CaseScores(self.place.verb)] if self.subcommand != "fit" else []
-            callbacks += [*scores, ScoreTable(self.place.verb)]
+            callbacks += [
+                *([CaseScores(self.place.verb)] if self.subcommand != "fit" else []),
+                ScoreTable(self.place.verb),
+            ]
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in user):
             callbacks += [progress_bar()]
         return callbacks
@@ -335,16 +337,14 @@ class SegmentationCLI(LightningCLI):
 
     def _join_world(self) -> None:
         """Hold the launcher's number of processes against the configuration, and meet the other processes."""
-        config = self.config[self.config.subcommand]
-        self.world, trainer = read_world(), config.trainer
-        refuse_strategy(trainer.strategy)
+        self.world, trainer = read_world(), self.config[self.config.subcommand].trainer
+        refuse_strategy(strategy := trainer.strategy)
         asked = check_processes(self.world, trainer)
         if self.world.launcher is None:
             if asked > 1:
                 raise LaunchNeeded(asked)
             self._watch(STARTUP_TIMEOUT)
             return
-        strategy = trainer.strategy
         knobs = strategy.get("init_args") or {} if hasattr(strategy, "get") else {}
         open_store(self.world, knobs.get("init_method", "env://"))
         self._watch(parse_timeout(knobs.get("timeout", DEFAULT_TIMEOUT)))
