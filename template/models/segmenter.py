@@ -17,6 +17,7 @@ from ..distributed.alarm import alarm_of
 from ..distributed.collectives import local_sums
 from ..distributed.faults import NamedError
 from ..labels import default_regions
+from .compiled import Compiled, Mode
 from .finite import LossWatch
 from .inference import Inference, joined
 from .layout import Layout
@@ -24,8 +25,10 @@ from .logged import log_training_loss
 from .losses import CrossEntropyDice
 from .metrics import MeanLoss, SegmentationScores
 from .misfit import refused_images
+from .optimizers import configured, fused
 from .outputs import check_outputs, named_outputs
 from .resumed import Settings
+from .sizes import cropped, resized, same_size
 
 Batch = dict[str, Any]
 
@@ -56,6 +59,8 @@ class Segmenter(LightningModule):
         pad_to: Pad images to a multiple of this many pixels, for networks that ask for it (``UNet`` pads itself).
         channels_last: Keep 2D images and weights in channels-last order, which most convolutions prefer. ``auto``:
             the faster of both orders, measured before the first step, where there is enough to compute.
+        compile: Compile the training steps by ``torch.compile``, in its mode ``default`` (or true), ``reduce-overhead``
+            (CUDA graphs) or ``max-autotune``. The first step then takes minutes.
         window: Predict whole images in windows of this size, in pixels. Default: the data's patches, where it trains
             on such; else each image at once.
         overlap: Share of a window that the next one covers again.
@@ -75,6 +80,7 @@ class Segmenter(LightningModule):
         aux_weight: float = 0.5,
         pad_to: int = 1,
         channels_last: bool | Literal["auto"] = "auto",
+        compile: bool | Mode = False,  # noqa: A002  # torch's own name for it
         window: list[int] | None = None,
         overlap: float = 0.5,
         flips: bool = False,
@@ -99,6 +105,7 @@ class Segmenter(LightningModule):
         self.aux_weight = aux_weight
         self.pad_to = pad_to
         self.layout = Layout(channels_last)
+        self.compiled = Compiled(compile)
         self.inference = Inference(tuple(window) if window else None, overlap, flips)
         self._accepts_images = False
         self._settings: Settings | None = None
@@ -121,20 +128,27 @@ class Segmenter(LightningModule):
     def settle(self, compute_loss: Callable[[], Tensor]) -> None:
         """Decide, before the first step and on all processes, what a measurement decides: the layout in memory.
 
+        What is compiled is compiled for that layout, and DDP is to see its gradients come in their final order.
+
         Args:
             compute_loss: Computes the loss of a first batch.
         """
         self.layout.choose(self, self.net, compute_loss)
+        self.compiled.start(self.net)
+
+    def on_fit_start(self) -> None:
+        """Compile what no probe step has settled, such as with a data loader of the user's own."""
+        self.compiled.start(self.net)
 
     def configure_optimizers(self) -> Any:
         """Build optimizer and schedule once the parameters are where they will be trained."""
         trainable = [p for p in self.parameters() if p.requires_grad]
         if not trainable:
             raise NamedError("config", f"The network {type(self.net).__name__} has nothing to train.", "", "")
-        optimizer = _configured("model.optimizer", self.optimizer, trainable)
-        schedule = (
-            None if self.lr_scheduler is None else _configured("model.lr_scheduler", self.lr_scheduler, optimizer)
-        )
+        optimizer = configured("model.optimizer", self.optimizer, trainable)
+        if (trainer := self._trainer) is not None:
+            optimizer = fused(optimizer, clips=bool(trainer.gradient_clip_val) and "mixed" in str(trainer.precision))
+        schedule = None if self.lr_scheduler is None else configured("model.lr_scheduler", self.lr_scheduler, optimizer)
         self._settings = Settings(optimizer, schedule)
         if schedule is None:
             return optimizer
@@ -191,7 +205,9 @@ class Segmenter(LightningModule):
         outputs = list(named.values())
         if any(padding):
             ratios = [out.shape[2] / image.shape[2] for out in outputs]
-            outputs = [_crop(out, [round(n * ratio) for n in size]) for out, ratio in zip(outputs, ratios, strict=True)]
+            outputs = [
+                cropped(out, [round(n * ratio) for n in size]) for out, ratio in zip(outputs, ratios, strict=True)
+            ]
         return outputs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -230,7 +246,7 @@ class Segmenter(LightningModule):
     def _loss_and_output(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs, mask = self(batch["image"]), batch["mask"].long()
         weights = [self.aux_weight**i for i in range(len(outputs))]
-        losses = [w * self.loss(*_same_size(out, mask)) for w, out in zip(weights, outputs, strict=True)]
+        losses = [w * self.loss(*same_size(out, mask)) for w, out in zip(weights, outputs, strict=True)]
         return torch.stack(losses).sum() / sum(weights), outputs[0]
 
     def validation_step(self, batch: Sequence[Batch], batch_idx: int) -> Predictions:
@@ -261,7 +277,7 @@ class Segmenter(LightningModule):
                 pairs = zip(images, mask, strict=True)
                 predictions.append(joined([self._score_slabs(*pair, scores, mean_loss) for pair in pairs]))
                 continue
-            logits = _resize(self(images)[0], mask.shape[1:])
+            logits = resized(self(images)[0], mask.shape[1:])
             # Processes hold different numbers of batches, so no collective may run here. The loss is that of each
             # sample alone, which no dealing of the samples to batches and processes can change.
             with local_sums():
@@ -285,7 +301,7 @@ class Segmenter(LightningModule):
         return labels
 
     def _main_output(self, images: Tensor) -> Tensor:
-        logits: Tensor = _resize(self(images)[0], images.shape[2:])
+        logits: Tensor = resized(self(images)[0], images.shape[2:])
         return logits
 
     def _log_scores(self, stage: str, scores: SegmentationScores, mean_loss: MeanLoss) -> None:
@@ -303,7 +319,7 @@ class Segmenter(LightningModule):
     def _labels(self, images: Tensor, size: Sequence[int]) -> Tensor:
         """Labels uint8 [N, *size]."""
         if not self.inference.in_slabs(images[0]):
-            return _resize(self(images)[0], size).argmax(1).to(torch.uint8)
+            return resized(self(images)[0], size).argmax(1).to(torch.uint8)
         return joined([self.inference.labels(image, size, self._main_output) for image in images])
 
     def _first_output(self, image: Tensor) -> Any:
@@ -313,34 +329,3 @@ class Segmenter(LightningModule):
             if alarm_of(error) is not None:  # the network's own collectives: it is another rank that failed
                 raise
             raise refused_images(self.net, image, self.in_channels, error, __file__) from error
-
-
-def _configured(key: str, make: Callable[[Any], Any], argument: Any) -> Any:
-    """Make the optimizer or the schedule; what it does not accept is a matter of the configuration."""
-    try:
-        return make(argument)
-    except (ValueError, TypeError) as error:
-        raise NamedError("config", f"{key} is refused: {error}.", cause="", fix="Correct its init_args.") from error
-
-
-def _resize(logits: Tensor, size: Sequence[int]) -> Tensor:
-    if logits.shape[2:] == torch.Size(size):
-        return logits
-    return F.interpolate(logits.float(), tuple(size), mode="bilinear" if logits.ndim == 4 else "trilinear")
-
-
-def _same_size(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring a smaller output and its labels to one size: labels by their nearest neighbour, as nnU-Net does.
-
-    The main output of a network that works at a coarser scale is trained there as well.
-    """
-    if logits.shape[2:] == mask.shape[1:]:
-        return logits, mask
-    small = F.interpolate(mask[:, None].to(torch.uint8), tuple(logits.shape[2:]), mode="nearest-exact")
-    return logits, small[:, 0].long()
-
-
-def _crop(logits: Tensor, size: Sequence[int]) -> Tensor:
-    for axis, length in enumerate(size, start=2):
-        logits = logits.narrow(axis, 0, length)
-    return logits
