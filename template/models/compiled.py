@@ -52,11 +52,9 @@ class Compiled:
             try:
                 return compiled(*args, **kwargs)
             except torch._dynamo.exc.TorchDynamoException as error:
-                raise NamedError(
-                    "not-compiled",
-                    f"{type(net).__name__} cannot be compiled (model.compile {self.mode}): "
-                    f"{headline(error).rstrip('.')}.",
-                ) from error
+                said = headline(error).partition(" Set TORCH")[0].rstrip(".")  # how to see more of torch's own code
+                what = f"{type(net).__name__} cannot be compiled (model.compile {self.mode}): {said}."
+                raise NamedError("not-compiled", what) from error
 
         # Where nn.Module.compile puts it: hooks of the network itself are compiled as well.
         net._compiled_call_impl = call
