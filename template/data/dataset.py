@@ -106,6 +106,8 @@ class CaseDataset(Dataset[Sample]):
 
     #: Whether a case that cannot be read leaves a :class:`Broken` in its place, and the others of its batch whole.
     passes_over = False
+    #: Whether samples are augmented later, by :func:`augmented`, which needs their ``key``: (epoch, index).
+    defers = False
 
     def __len__(self) -> int:
         """Number of cases."""
@@ -142,15 +144,17 @@ class CaseDataset(Dataset[Sample]):
                     fix="Add the mask, or leave the case out of cases().",
                 )
             sample["mask"] = tv_tensors.Mask(mask)
-        _transform(sample, self.preprocess, case, "preprocess")
-        if self.augment:
+        transform(sample, self.preprocess, case, "preprocess")
+        if self.augment and not self.defers:
             with seeded(self.seed, epoch, index):
-                _transform(sample, self.augment, case, "augment")
+                transform(sample, self.augment, case, "augment")
         elif self.augment is None and mask is not None:
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.
             sample["mask"] = mask
-        sample = {name: value.as_subclass(Tensor).contiguous() for name, value in sample.items()}
-        return {**sample, "case": case, "size": size}
+        freed = _own if self.defers else Tensor.contiguous
+        sample = {name: freed(value.as_subclass(Tensor)) for name, value in sample.items()}
+        key_of = {"key": (epoch, index)} if self.defers else {}
+        return {**sample, "case": case, "size": size, **key_of}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> list[Any] | NamedError:
         """Make the samples of a batch; a named failure is returned, since raising it in a worker loses its parts."""
@@ -235,7 +239,7 @@ class CaseDataset(Dataset[Sample]):
             )
 
 
-def _transform(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> None:
+def transform(sample: Sample, modules: Sequence[nn.Module], case: Case, key: str) -> None:
     """Transform a sample in its place, so that nobody holds what a module has replaced."""
     for number, module in enumerate(modules):
         shape, keys, fitted = list(sample["image"].shape), list(sample), _fit(sample)
@@ -268,6 +272,11 @@ def _transform(sample: Sample, modules: Sequence[nn.Module], case: Case, key: st
                 cause="It changes the image alone, or both in different ways.",
                 fix="Change 'image' and 'mask' alike; the geometry of torchvision.transforms.v2 does.",
             )
+
+
+def _own(values: Tensor) -> Tensor:
+    """A tensor without others' memory: a part is copied, and one that is whole keeps its order, for it may round."""
+    return values if values.untyped_storage().nbytes() == values.nbytes else values.contiguous()
 
 
 def _fit(sample: Sample) -> bool:

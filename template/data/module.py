@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..distributed.faults import NamedError
-from ..labels import MAX_CLASSES, check_regions, default_regions
 from .broken import Broken, parted
+from .classes import check_classes, scored_regions
 from .dataset import Case, CaseDataset, collate, collate_by_shape, moved_to
 from .loader import PositionedLoader, start_worker
+from .on_device import Unaugmented, augmented, gathered
 from .own_loader import checked_cases, evaluation_batch, told_of_loader, training_batch
 from .plan import BatchPlan, plan_batches
 from .sampler import EvaluationBatchSampler, GlobalBatchSampler
@@ -48,6 +49,8 @@ class SegmentationData(LightningDataModule):
         num_workers: Loader processes for each training process; ``auto`` fits them to cores and processes.
         preprocess: Deterministic transforms, for the image in every stage and for the mask in training.
         augment: Random transforms of training, seeded by (seed, epoch, sample).
+        augment_on: Where they run: in the loader's processes on the ``cpu``, or on the ``device`` that trains, with the
+            same seeds. Worth it where a GPU waits for its samples.
         predict: File or folder that ``predict`` reads; default: the test split.
         seed: Seed of batches and augmentation; default: the run's ``seed_everything``.
     """
@@ -62,28 +65,20 @@ class SegmentationData(LightningDataModule):
         num_workers: int | Literal["auto"] = "auto",
         preprocess: list[nn.Module] | None = None,
         augment: list[nn.Module] | None = None,
+        augment_on: Literal["cpu", "device"] = "cpu",
         predict: str | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if not 2 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
-            raise NamedError(
-                "config",
-                f"data.classes names {len(classes)} classes {classes if len(classes) < 20 else ''}.",
-                cause=f"A mask needs 2 to {MAX_CLASSES} classes of different names, the background counted.",
-                fix="Name the background too: data.classes: [background, liver].",
-            )
+        check_classes(classes)
         self.classes = list(classes)
         self.in_channels = in_channels
-        self.regions = {name: tuple(labels) for name, labels in (regions or default_regions(classes)).items()}
-        try:
-            check_regions(self.regions, len(classes))
-        except ValueError as error:
-            raise NamedError("config", f"data.regions does not fit data.classes: {error}.") from error
+        self.regions = scored_regions(regions, classes)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.preprocess = preprocess or []
         self.augment = augment or []
+        self.augment_on = augment_on
         self.predict_path = Path(predict) if predict else None
         self.seed = seed
         self._cases: dict[str, list[Case]] = {}
@@ -215,7 +210,9 @@ class SegmentationData(LightningDataModule):
             self._seed(),
         )
         dataset = self._dataset(self._listed("train"), self.augment)
-        return PositionedLoader(dataset, sampler, collate_fn=collate, **self._loader_settings())
+        dataset.defers = self.augment_on == "device"
+        settings = {"collate_fn": gathered if dataset.defers else collate, **self._loader_settings()}
+        return PositionedLoader(dataset, sampler, **settings)
 
     def probe_batch(self) -> Any | None:
         """This process's first micro-batch of the first epoch, made without a loader.
@@ -229,9 +226,9 @@ class SegmentationData(LightningDataModule):
         """
         if self._is_own("train_dataloader"):
             return None
-        loader = self.train_dataloader()
-        dataset: Any = loader.dataset
-        return self.on_before_batch_transfer(collate(dataset.__getitems__(next(iter(loader.deals)))), 0)
+        loader: Any = self.train_dataloader()
+        samples = loader.dataset.__getitems__(next(iter(loader.deals)))
+        return self.on_before_batch_transfer(loader.collate_fn(samples), 0)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Loader of this process's share of the validation cases."""
@@ -243,14 +240,19 @@ class SegmentationData(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Loader of this process's share of ``data.predict``, or of the test cases."""
-        path = self.predict_path
-        cases = self.predict_cases(path) if path else self._listed("test")
+        cases = self.predict_cases(self.predict_path) if self.predict_path else self._listed("test")
         return self._evaluation_loader(cases, passes_over=self.passed_over is not None)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move tensors alone: Lightning would take apart, in each step, the names of the cases."""
         moved = moved_to(batch, device)
         return super().transfer_batch_to_device(batch, device, dataloader_idx) if moved is None else moved
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Augment what the loader's processes have left as it is, before the precision of the network counts."""
+        if isinstance(batch, Unaugmented):
+            batch = self._trainer().precision_plugin.convert_input(augmented(batch, self.augment, self._seed()))
+        return batch
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Raise, in the training process, what failed in a loader worker; check what a loader of one's own gives."""
@@ -313,8 +315,7 @@ class SegmentationData(LightningDataModule):
 
     def _loader_settings(self) -> dict[str, Any]:
         trainer = self._trainer()
-        on_cpu: bool = trainer.strategy.root_device.type == "cpu"
-        workers = self.workers_of(trainer.num_devices, on_cpu)
+        workers = self.workers_of(trainer.num_devices, on_cpu=trainer.strategy.root_device.type == "cpu")
         return {
             "num_workers": workers,
             "pin_memory": trainer.strategy.root_device.type == "cuda",

@@ -11,21 +11,24 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from ..distributed.faults import NamedError
 from .dataset import Case
+from .on_device import Unaugmented
 
 Batch = dict[str, Any]
 
 
-def training_batch(batch: Any, loader: str) -> Batch:
+def training_batch(batch: Any, loader: str) -> Batch | Unaugmented:
     """Check a training batch of a loader of one's own, and bring its names into the form that messages use.
 
     Args:
         batch: A mapping with ``image``, float [N, C, *S], and ``mask``, integer [N, *S]; ``case`` may name the N
-            samples.
+            samples. What :class:`SegmentationData`'s own loader gives is one.
         loader: What gave it, for the message, such as ``MyData.train_dataloader``.
 
     Raises:
         NamedError: ``batch-form``.
     """
+    if isinstance(batch, Unaugmented):
+        return batch
     image, mask = _tensors(batch, loader, ("image", "mask"))
     if mask.shape[1:] != image.shape[2:]:
         raise NamedError(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..data.loader import PositionedLoader
+from ..data.on_device import Unaugmented
 from ..distributed.launch import processes_asked
 from ..distributed.process import cores_each
 from . import disk, gpus, launching, links
@@ -76,6 +77,8 @@ def _measure(rehearsal: Rehearsal) -> Loading:
 def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
+    elif isinstance(batch, Unaugmented):
+        yield from _tensors(batch.samples)
     elif isinstance(batch, (Mapping, list, tuple)):
         for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _tensors(part)

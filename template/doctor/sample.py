@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.dataset import collate
 from ..data.loader import PositionedLoader
 from ..distributed.heartbeat import is_library, is_packages, short, source
 from .rehearsal import Rehearsal
@@ -32,7 +31,7 @@ def batches(rehearsal: Rehearsal) -> list[Any]:
         if isinstance(made, PositionedLoader):
             # Without workers, from a loader that nobody else has begun.
             loader: Any = data.train_dataloader()
-            made = (collate(loader.dataset.__getitems__(list(deal)[:_SAMPLES])) for deal in loader.deals)
+            made = (loader.collate_fn(loader.dataset.__getitems__(list(deal)[:_SAMPLES])) for deal in loader.deals)
         device, convert = trainer.strategy.root_device, trainer.precision_plugin.convert_input
         with torch.random.fork_rng(devices=[]):
             rehearsal.measured[_BATCHES] = [

@@ -104,6 +104,7 @@ def samples_are_timed(rehearsal: Rehearsal) -> Iterator[Finding]:
         yield passed("train_dataloader of your own: not timed")
         return
     dataset = data._dataset(data._listed("train"), data.augment)
+    dataset.defers = data.augment_on == "device"
     places = spread(len(dataset), TIMED + 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader worker
