@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PACKAGE := template
-EXTRAS := dev,coco,dicom-seg,encoders,export,medical,notebooks
+EXTRAS := dev,coco,dicom-seg,encoders,export,fast,medical,notebooks
 BIN := $(VENV)/bin
 # Files of tests run beside each other, one on each core up to four, one thread each; those of a file in their order.
 SIDE_BY_SIDE := -n auto --maxprocesses=4 --dist loadfile

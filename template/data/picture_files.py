@@ -7,6 +7,7 @@ TIFF's orientation tag is followed as well (by Pillow itself); PNG, BMP and GIF 
 
 from __future__ import annotations
 
+import io
 import stat
 import struct
 import sys
@@ -24,6 +25,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from ..distributed.faults import NamedError
+from .png import stored
 
 #: What counts as a picture in a folder; other files are passed over.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
@@ -112,7 +114,7 @@ def read_pixels(path: Path) -> npt.NDArray[Any]:
     Raises:
         NamedError: ``data-unreadable``.
     """
-    with _opened(path) as picture:
+    with _opened(path, decoded=True) as picture:
         values, full = _pixels(picture, path)
     kind = {255.0: np.uint8, 65535.0: np.uint16}.get(full, values.dtype.newbyteorder("="))
     return values.astype(kind, copy=False)
@@ -153,7 +155,7 @@ def read_values(path: Path, color: bool = False) -> npt.NDArray[Any]:
         NamedError: ``data-unreadable``; ``mask-values`` where a floating-point file holds fractions, or all that is
             drawn is in the transparency.
     """
-    with _opened(path) as picture:
+    with _opened(path, decoded=True) as picture:
         rawmode = _rawmode(picture)
         picture.load()
         if color:
@@ -204,15 +206,16 @@ def write_values(path: Path, values: npt.NDArray[Any], palette: Sequence[Sequenc
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open a picture's header; whatever a decoder raises inside becomes one named failure."""
+def _opened(path: Path, decoded: bool = False) -> Iterator[Image.Image]:
+    """Open a picture's header, its pixels to follow or not; what a decoder raises inside becomes one named failure."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise _unreadable(path, "it is not a file")
         if status.st_size == 0:
             raise _unreadable(path, "it is empty (0 bytes)")
-        with Image.open(path) as picture:
+        content = stored(path) if decoded else None
+        with Image.open(path if content is None else io.BytesIO(content)) as picture:
             frames = getattr(picture, "n_frames", 1)
             if frames > 1 and picture.format != "MPO":  # MPO: a camera's JPEG with a preview behind it
                 raise _unreadable(path, f"it holds {frames} pictures", fix="Save each of them as a file of its own.")
