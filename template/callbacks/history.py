@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class Ledger:
     def holds(self, name: str, step: int, is_metric: bool = True) -> bool:
         """Whether an entry was there when this ledger was written."""
         return step <= self.last.get(name, -1 if is_metric and self.known else self.others)
+
+
+#: Events are written to disk this often, and with each checkpoint.
+SECONDS_TO_WRITE = 1.0
 
 
 class _KeepingWriter(ExperimentWriter):
@@ -105,6 +110,7 @@ class HistoryTensorBoardLogger(TensorBoardLogger):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.ledger = Ledger()
+        self._saved = 0.0
 
     @override
     @rank_zero_only
@@ -114,7 +120,15 @@ class HistoryTensorBoardLogger(TensorBoardLogger):
     @override
     @rank_zero_only
     def save(self) -> None:
+        """Write out what is logged, where a second has passed: Lightning asks for it at each step that is logged."""
+        if time.monotonic() - self._saved > SECONDS_TO_WRITE:
+            self.flush()
+
+    @rank_zero_only
+    def flush(self) -> None:
+        """Write out what is logged; this waits for the writer's thread."""
         self.experiment.flush()
+        self._saved = time.monotonic()
 
     def take_back(self, ledger: Ledger) -> None:
         """Drop the events that are not in a ledger."""
@@ -150,7 +164,10 @@ def log_now(trainer: Trainer) -> None:
     finally:
         trainer.loggers = everyone
     for logger in everyone:
-        logger.save()
+        if isinstance(logger, HistoryTensorBoardLogger):
+            logger.flush()
+        else:
+            logger.save()
 
 
 def entered(trainer: Trainer) -> dict[str, int]:

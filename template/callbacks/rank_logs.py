@@ -23,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ..distributed.faults import NamedError
 from ..distributed.told import ERROR_FILE, printable, text_of
 from .events import rewind
+from .history import SECONDS_TO_WRITE
 
 LOG_FILE = "output.log"
 #: Colours and cursor movements of a terminal: control sequences of ECMA-48.
@@ -130,7 +131,7 @@ class RankLogs(Callback):
         self.folder = folder
         self._writer: SummaryWriter | None = None
         self._ended = self._started = 0.0
-        self._norm = 0.0
+        self._norm = self._flushed = 0.0
         self._logged = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -159,7 +160,7 @@ class RankLogs(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log every ``trainer.log_every_n_steps``, and flush: a kill after a checkpoint leaves no gap then."""
+        """Log every ``trainer.log_every_n_steps``."""
         now, step = time.perf_counter(), trainer.global_step
         if self._writer is not None and self._due(trainer, step):
             self._logged = step
@@ -171,14 +172,24 @@ class RankLogs(Callback):
             }
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
-            self._writer.flush()
+            if now - self._flushed > SECONDS_TO_WRITE:
+                self._flush()
         self._ended = now
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write out what is logged: a kill after a checkpoint leaves no gap then."""
+        self._flush()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the rank's event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+            self._flushed = time.perf_counter()
 
     def _due(self, trainer: Trainer, step: int) -> bool:
         every: int = getattr(trainer, "log_every_n_steps", 0)  # set by Lightning's logger connector
