@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from template.data.transforms import RandomIntensity, RandomWarp, Standardize, Window, abdominal_window
+from template.data.transforms import RandomIntensity, RandomWarp, Standardize, Window, _drawn, abdominal_window
 from template.labels import IGNORE_INDEX
 
 EVERYTHING = {
@@ -44,15 +44,22 @@ def seeded(module: nn.Module, given: dict[str, Any], seed: int = 3) -> dict[str,
     return result
 
 
-def always(value: float) -> Any:
-    """Stands in for the drawing of a number: a share of the way from low to high."""
-    return lambda low, high: low + (high - low) * value
-
-
 @pytest.fixture
 def most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every strength is drawn at its largest, and every coin falls on no."""
-    monkeypatch.setattr("template.data.transforms._uniform", always(1.0))
+    monkeypatch.setattr("template.data.transforms._drawn", lambda _: lambda low, high: high)
+
+
+def test_numbers_drawn_at_once_are_those_drawn_one_by_one() -> None:
+    torch.manual_seed(3)
+    one_by_one = [torch.rand(()).item() for _ in range(9)]
+    following = torch.rand(())
+    torch.manual_seed(3)
+    uniform = _drawn(9)
+    assert torch.rand(()) == following
+    assert [uniform(0.0, 1.0) for _ in range(4)] == one_by_one[:4]
+    assert uniform(2.0, 2.0) == 2.0
+    assert [uniform(-1.0, 2.0) for _ in range(4)] == [3.0 * share - 1.0 for share in one_by_one[5:]]
 
 
 # What every transform keeps ----------------------------------------------------------------------------------------
