@@ -78,7 +78,7 @@ class MaskValues:
             path: The file, for messages.
 
         Returns:
-            uint8 [H, W]: class indices and ``IGNORE_INDEX``.
+            uint8 [H, W]: class indices and ``IGNORE_INDEX``; ``values`` themselves where they are those.
 
         Raises:
             NamedError: ``mask-values``: the file has a value or colour that no class has.
@@ -101,7 +101,7 @@ class MaskValues:
                 table = self._table[: int(values.max()) + 1]
                 if (table >= 0).all():  # so are the masks of most volumes, and take a tenth of the time
                     same = bool((table == np.arange(len(table))).all())
-                    return values.astype(np.uint8) if same else table.astype(np.uint8)[values]
+                    return values.astype(np.uint8, copy=False) if same else table.astype(np.uint8)[values]
             if self.two_tone and values.dtype == np.uint8 and self._table[[0, 1, 255]].tolist() == [0, 1, 1]:
                 ones: npt.NDArray[np.uint8] = (values & 1).astype(np.uint8, copy=False)
                 if np.array_equal(ones * np.uint8(255), values):  # 0 and 255, in a tenth of the time as well

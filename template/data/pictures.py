@@ -128,8 +128,8 @@ class PictureData(SegmentationData):
             return read_image(Path(image), self.in_channels, self.white), None
         pixels = self.image(Path(image))
         labels = self.kept.get(Path(mask), self.mask_values.told(), lambda: self.labels(Path(mask)))
-        # A copy of what is mapped, which cannot be written.
-        return pixels, torch.from_numpy(np.array(labels))
+        # What is mapped, or held by a picture, cannot be written.
+        return pixels, torch.from_numpy(labels if labels.flags.writeable else labels.copy())
 
     def image(self, file: Path) -> Tensor:
         """A picture of the data set, decoded or out of the cache, float32 [in_channels, H, W] of 0 to 1.
