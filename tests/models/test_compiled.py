@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning import Callback, Trainer, seed_everything
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from template.callbacks.probe import ProbeStep
 from template.callbacks.speed import speed_notes
@@ -101,6 +102,33 @@ def test_two_processes_compile_alike(tmp_path: Path) -> None:
     for losses, names, _ in run_ranks(2, fit, 2, str(tmp_path), True):
         assert losses == pytest.approx(expected, abs=1e-5)
         assert not [name for name in names if "_orig_mod" in name or "module." in name]
+
+
+class Steps(nn.Module):
+    """As the segmenter: its network is called within DDP's forward pass, and not by DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)))
+
+    def forward(self, values: Tensor) -> Tensor:
+        out: Tensor = self.net(values)
+        return out
+
+
+def _graphs_within_ddp(rank: int, bucket_cap_mb: float) -> int:
+    backend, module = Counted(), Steps()
+    compiled_file.BACKEND = backend
+    Compiled(True).start(module.net)
+    # A layer's parameters take 513 x 512 x 4 bytes, a little more than 1 MiB, which is
+    # the size of DDP's first bucket in any case.
+    DistributedDataParallel(module, bucket_cap_mb=bucket_cap_mb)(torch.ones(1, 512)).sum().backward()
+    return backend.graphs
+
+
+@pytest.mark.parametrize(("bucket_cap_mb", "graphs"), [(25, 2), (1, 3)])
+def test_programs_end_where_ddp_s_buckets_end(bucket_cap_mb: float, graphs: int) -> None:
+    assert run_ranks(1, _graphs_within_ddp, bucket_cap_mb) == [graphs]
 
 
 class Net(nn.Module):
