@@ -3,7 +3,8 @@
 python -m benchmarks.pictures [--json FILE] [--rounds 7] [--cpu]
 
 Everyone reads the same PNG files, cuts 256 x 256 out, flips, turns, scales and shifts, changes brightness and contrast,
-and makes a float image of 0 to 1 and a mask; ours also checks both and seeds each sample.
+and makes a float image of 0 to 1 and a mask; ours also checks both and seeds each sample. Ours reads PNG files through
+ISA-L where it is installed (the extra ``fast``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torchvision.transforms import v2
 
 from benchmarks.measure import Measured, interleaved, machine, ratio, table
 from template.allocator import keep_freed_memory
+from template.data import png
 from template.data.folder import Folder
 from template.data.transforms import RandomIntensity, RandomWarp
 
@@ -75,6 +77,19 @@ def ours(folder: Path, *more: Any, **settings: Any) -> Callable[[], None]:
             dataset[number, index]
 
     return epoch
+
+
+def without_isal(epoch: Callable[[], None]) -> Callable[[], None]:
+    """The same where ISA-L is not installed."""
+
+    def slower() -> None:
+        installed, png.isal_zlib = png.isal_zlib, None
+        try:
+            epoch()
+        finally:
+            png.isal_zlib = installed
+
+    return slower
 
 
 def by_torchvision() -> Sample:
@@ -143,6 +158,7 @@ def measure(rounds: int, clock: Callable[[], float]) -> dict[str, Measured]:
             "decoding alone, Pillow": over(lambda *pair: [np.asarray(Image.open(file)) for file in pair]),
             "decoding alone, torchvision": over(lambda *pair: [decode_image(file) for file in pair]),
             "ours": ours(folder, light),
+            "ours, without ISA-L": without_isal(ours(folder, light)),
             "ours, with gamma and noise": ours(folder, scanner),
             PEER: over(by_torchvision()),
             "albumentations": over(by_albumentations()),
