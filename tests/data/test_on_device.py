@@ -49,8 +49,8 @@ def augmentation() -> list[nn.Module]:
     ]
 
 
-def pictures(on: On, **settings: Any) -> Pictures:
-    return Pictures(
+def pictures(on: On, kind: type[Pictures] = Pictures, **settings: Any) -> Pictures:
+    return kind(
         classes=["background", "organ"],
         in_channels=3,
         batch_size=4,
@@ -61,6 +61,13 @@ def pictures(on: On, **settings: Any) -> Pictures:
     )
 
 
+class OwnLoader(Pictures):
+    """Gets the loader from its base, and would change something of it."""
+
+    def train_dataloader(self) -> Any:
+        return super().train_dataloader()
+
+
 class Keeps(Segmenter):
     """Keeps the batches of its training steps."""
 
@@ -68,7 +75,9 @@ class Keeps(Segmenter):
         self.__dict__.setdefault("batches", []).append(batch)
 
 
-def fit(rank: int, world_size: int, folder: str, on: On, workers: int = 0, precision: Any = "32-true") -> Any:
+def fit(
+    rank: int, world_size: int, folder: str, on: On, workers: int = 0, precision: Any = "32-true", **settings: Any
+) -> Any:
     """Train two epochs of two steps; returns images, masks and names of each step, and the weights."""
     silence_known()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -89,7 +98,7 @@ def fit(rank: int, world_size: int, folder: str, on: On, workers: int = 0, preci
         callbacks=[ProbeStep()] if world_size == 1 else [],
         default_root_dir=folder,
     )
-    trainer.fit(module, datamodule=pictures(on, num_workers=workers))
+    trainer.fit(module, datamodule=pictures(on, num_workers=workers, **settings))
     steps = [(batch["image"], batch["mask"], [case.name for case in batch["case"]]) for batch in module.batches]
     return steps, module.state_dict()
 
@@ -110,6 +119,11 @@ def test_on_the_cpu_the_bits_are_the_same(workers: int, precision: str, tmp_path
     device = fit(0, 1, str(tmp_path), "device", workers, precision)
     assert [len(step[0]) for step in cpu[0]] == [4, 4, 4, 4]
     assert equal(device, cpu)
+
+
+def test_a_loader_of_ones_own_may_be_that_of_the_base(tmp_path: Path) -> None:
+    expected = fit(0, 1, str(tmp_path), "cpu")
+    assert equal(fit(0, 1, str(tmp_path), "device", kind=OwnLoader), expected)
 
 
 @pytest.mark.slow
