@@ -19,7 +19,7 @@ from benchmarks.page import put_into
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 #: What `docs/benchmarks.md` shows, in its order.
-NAMES = ("steps", "networks", "ranks", "pictures", "volumes", "checkpoint", "start", "growth")
+NAMES = ("steps", "networks", "ranks", "pictures", "volumes", "checkpoint", "start", "growth", "memory", "validation")
 
 
 def main() -> int:

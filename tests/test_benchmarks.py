@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,11 +48,11 @@ def test_fresh_pages_are_counted() -> None:
 
 
 def test_a_clock_leaves_the_first_steps_out() -> None:
-    ticks = iter([*range(20), *range(100, 150, 10)])
-    clock = Clock(lambda: float(next(ticks)))
-    for _ in range(25):
-        clock.on_train_batch_start()
-    assert clock.each() == 10
+    ticks = iter([100.0, 140.0])
+    clock, trainer = Clock(lambda: next(ticks)), Mock(num_training_batches=25)
+    for number in range(25):
+        clock.on_train_batch_start(trainer, Mock(), None, number)
+    assert clock.each() == 10  # from the start of the 21st step to that of the 25th
 
 
 def test_the_ready_batch_is_given_again_and_again() -> None:
