@@ -27,7 +27,7 @@ from .distributed.launch import (
     strip_launcher_arguments,
     told_by_first,
 )
-from .distributed.process import end_with_launcher, print_any_letter, share_threads
+from .distributed.process import end_with_launcher, leave_at_once, print_any_letter, share_threads
 from .distributed.raised import own_frames
 from .distributed.stop import Stopped
 from .distributed.world import World, read_world
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .explain import main as explain
 
         return explain(given[1:], f"python -m {_PACKAGE} explain")
+    leave_at_once()
     # A network in a file of the user's own is found in the working directory, however the program was started.
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.insert(0, str(Path.cwd()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +32,7 @@ from template.quiet import silence_known
 from tests.data import volume_sets
 from tests.ranks import run_ranks
 
+ROOT = Path(__file__).resolve().parents[1]
 #: Steps that are counted; logs are written before and after them.
 FIRST, LAST = 4, 9
 BATCH_NORMS = 10  # of a UNet of depth 2: two at each of three scales down, two at each of two up
@@ -178,3 +182,19 @@ def test_a_volume_is_unpacked_once(tmp_path: Path) -> None:
     # their headers and for their voxels.
     assert len(numbers[0]) == 2 * 3
     assert not numbers[1]
+
+
+def test_the_last_collection_of_the_interpreter_has_nothing_to_look_at(tmp_path: Path) -> None:
+    program = """
+import atexit, gc
+atexit.register(lambda: print("left to collect:", len(gc.get_objects()), "frozen:", gc.get_freeze_count() > 20_000))
+from template.__main__ import main
+raise SystemExit(main(["fit", "--help"]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    left = re.search(r"left to collect: (\d+) frozen: True", ended.stdout)
+    assert left is not None, ended.stdout[-500:]
+    assert int(left[1]) < 100
