@@ -191,8 +191,6 @@ def test_it_reaches_the_training_process_whole() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_draws_the_same_places_and_strengths() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     quiet = [*augmentation()[:2], RandomIntensity(gamma=0.3, contrast=0.2)]
     batch, device = unaugmented(), torch.device("cuda", 0)
     cpu, gpu = augmented(batch, quiet, 0), augmented(batch.pin_memory().to(device), quiet, 0)
@@ -202,8 +200,6 @@ def test_a_gpu_draws_the_same_places_and_strengths() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_repeats_its_noise_and_leaves_dropout_alone() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     batch = unaugmented().to(torch.device("cuda", 0))
     torch.cuda.manual_seed(1)
     before = torch.cuda.get_rng_state()

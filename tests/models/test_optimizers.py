@@ -119,8 +119,6 @@ def test_a_checkpoint_of_another_device_changes_the_form_without_a_word() -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.func.__name__)
 def test_a_gpu_trains_alike(make: Any) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     plain, other = net(), net().cuda()
     optimizer = fused(make(other.parameters()), clips=False)
     assert optimizer.param_groups[0]["fused"] is True
