@@ -108,6 +108,8 @@ class CaseDataset(Dataset[Sample]):
     passes_over = False
     #: Whether samples are augmented later, by :func:`augmented`, which needs their ``key``: (epoch, index).
     defers = False
+    #: Reads a case with its image as bytes, for a first transform that makes floats of the part that it needs alone.
+    read_bytes: Reader | None = None
 
     def __len__(self) -> int:
         """Number of cases."""
@@ -131,7 +133,7 @@ class CaseDataset(Dataset[Sample]):
         if self.draw is not None and self.augment is not None:
             with seeded(self.seed, epoch, index, _DRAW):
                 case = self.draw(case)
-        image, mask = self.checked(case)
+        image, mask = self.checked(case, None if self.defers else self.read_bytes)
         size = self._size(image, case)
         sample: Sample = {"image": tv_tensors.Image(image)}
         del image  # of a volume it is large, and no longer needed when the first transform has been at it
@@ -169,8 +171,8 @@ class CaseDataset(Dataset[Sample]):
         except NamedError as error:
             return broken(self.cases[key[1] if isinstance(key, tuple) else key], error)
 
-    def checked(self, case: Case) -> tuple[Tensor, Tensor | None]:
-        """Read a case, and see whether it fits the classes and the channels.
+    def checked(self, case: Case, read: Reader | None = None) -> tuple[Tensor, Tensor | None]:
+        """Read a case, in another way than all others or not, and see whether it fits the classes and the channels.
 
         Returns:
             The image [C, *S] and its mask [*S], or None, as they are read.
@@ -180,7 +182,7 @@ class CaseDataset(Dataset[Sample]):
                 ``mask-values``, with the name of the case.
         """
         try:
-            image, mask = self.read(case)
+            image, mask = (read or self.read)(case)
         except NamedError:
             raise
         except Exception as error:
@@ -205,7 +207,7 @@ class CaseDataset(Dataset[Sample]):
         if image.numel() == 0:
             raise NamedError("data-unreadable", f"'{case.name}' is an empty image of shape {list(image.shape)}.")
         # A value that is not finite leaves no sum finite; numbers that are may only be too large to be added up.
-        if not math.isfinite(image.sum()) and not torch.isfinite(image).all():
+        if image.is_floating_point() and not math.isfinite(image.sum()) and not torch.isfinite(image).all():
             raise NamedError("data-not-finite", f"'{case.name}' has values that are NaN or infinite.")
         if mask is not None:
             self._check_mask(image, mask, case)

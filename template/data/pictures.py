@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import stat
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ..distributed.faults import NamedError
-from .dataset import Case, seeded
+from .dataset import Case, CaseDataset, seeded
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
 from .names import unique_stems
@@ -32,6 +33,7 @@ from .picture_files import (
     read_values,
     write_values,
 )
+from .transforms import RandomWarp
 from .written import refuse_among, whole
 
 _LOSSLESS = {".png", ".tif", ".tiff", ".bmp"}
@@ -126,10 +128,31 @@ class PictureData(SegmentationData):
         image, mask = case.source
         if mask is None:  # a new image is read once
             return read_image(Path(image), self.in_channels, self.white), None
-        pixels = self.image(Path(image))
-        labels = self.kept.get(Path(mask), self.mask_values.told(), lambda: self.labels(Path(mask)))
-        # What is mapped, or held by a picture, cannot be written.
-        return pixels, torch.from_numpy(labels if labels.flags.writeable else labels.copy())
+        return self.image(Path(image)), self._mask(Path(mask))
+
+    def _read_bytes(self, case: Case) -> tuple[Tensor, Tensor | None]:
+        """Read a pair of training as :meth:`read` does, but colours of 8 bits as they are stored, uint8 [3, H, W]."""
+        image, mask = case.source
+        if mask is None:
+            return self.read(case)
+        pixels = self.kept.get(Path(image), "pixels", lambda: read_pixels(Path(image)))
+        if pixels.dtype != np.uint8 or pixels.ndim != 3:
+            return as_image(pixels, self.in_channels, self.white), self._mask(Path(mask))
+        return _tensor(pixels).permute(2, 0, 1), self._mask(Path(mask))
+
+    def _dataset(self, cases: Sequence[Case], augment: list[nn.Module] | None) -> CaseDataset:
+        """A crop in the warp that comes first makes floats of a third of the picture, which is most of that work."""
+        dataset = super()._dataset(cases, augment)
+        first = augment[0] if augment and not self.preprocess and self.in_channels == 3 else None
+        untouched = all(getattr(type(self), name) is getattr(PictureData, name) for name in ("read", "image"))
+        if type(first) is RandomWarp and first.crop and untouched:
+            warp = copy(first)
+            warp.white = 255.0 if self.white is None else self.white
+            dataset.augment, dataset.read_bytes = [warp, *(augment or [])[1:]], self._read_bytes
+        return dataset
+
+    def _mask(self, file: Path) -> Tensor:
+        return _tensor(self.kept.get(file, self.mask_values.told(), lambda: self.labels(file)))
 
     def image(self, file: Path) -> Tensor:
         """A picture of the data set, decoded or out of the cache, float32 [in_channels, H, W] of 0 to 1.
@@ -262,6 +285,11 @@ def _inputs(path: Path) -> list[Path]:
     if not files:
         raise NamedError("data-missing", f"data.predict: no picture matches '{path}'.")
     return files
+
+
+def _tensor(array: npt.NDArray[np.uint8]) -> Tensor:
+    """A copy of what cannot be written, since it is mapped or held by a picture."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _readable(size: tuple[int, int]) -> str:

@@ -206,6 +206,9 @@ class RandomWarp(v2.Transform):
         ValueError: ``scale`` is not two positive numbers, smallest first, or ``crop`` not two whole ones.
     """
 
+    #: Value that becomes 1 of images that arrive as integers; None: they stay integers.
+    white: float | None = None
+
     def __init__(
         self,
         degrees: float = 0.0,
@@ -308,6 +311,10 @@ class RandomWarp(v2.Transform):
         planes = values[params["box"]]
         # Copied in the order of memory: to read here and there in the whole picture takes three times as long.
         planes = planes.clone() if planes.is_floating_point() else planes.float()
+        whole = not values.is_floating_point()
+        if whole and self.white is not None and not is_mask:
+            planes.div_(self.white)
+            whole = False
         # Beyond the border lies zero for torch, so that the fill has to be zero as well.
         fill = float(self.outside if is_mask else self.fill)
         if fill:
@@ -321,7 +328,7 @@ class RandomWarp(v2.Transform):
         )
         if fill:
             read.add_(fill)
-        if not values.is_floating_point():
+        if whole:
             read = read.round_()
             # torch makes bytes of integers in a third of the time that it takes to make them of floats.
             read = (read.int() if values.dtype == torch.uint8 else read).to(values.dtype)
