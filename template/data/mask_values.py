@@ -65,6 +65,8 @@ class MaskValues:
             self._table[list(meaning)] = list(meaning.values())
         if self.two_tone:
             self._table[255] = 1
+        # Below it each value is its own class: of the masks of most data sets their largest value tells that.
+        self._as_stored = int(np.argmax(self._table != np.arange(LARGEST + 1)))
 
     def told(self) -> str:
         """All that :meth:`to_classes` depends on, in words."""
@@ -97,11 +99,17 @@ class MaskValues:
                 labels[codes == code] = label
         else:
             fits = values.dtype in (np.uint8, np.uint16)
-            if fits and values.size and not self.two_tone:
-                table = self._table[: int(values.max()) + 1]
-                if (table >= 0).all():  # so are the masks of most volumes, and take a tenth of the time
-                    same = bool((table == np.arange(len(table))).all())
-                    return values.astype(np.uint8, copy=False) if same else table.astype(np.uint8)[values]
+            largest = int(values.max()) if fits and values.size else LARGEST
+            beside = largest
+            if largest == self._table[largest] == IGNORE_INDEX and values.dtype == np.uint8:
+                beside = int((values + np.uint8(1)).max()) - 1  # of bytes the next one is 0
+            if beside < self._as_stored:
+                return values.astype(np.uint8, copy=False)
+            if largest < LARGEST and not self.two_tone:
+                table = self._table[: largest + 1]
+                if (table >= 0).all():  # all values have a class, and to look them up takes a tenth of the time
+                    looked_up: npt.NDArray[np.uint8] = table.astype(np.uint8)[values]
+                    return looked_up
             if self.two_tone and values.dtype == np.uint8 and self._table[[0, 1, 255]].tolist() == [0, 1, 1]:
                 ones: npt.NDArray[np.uint8] = (values & 1).astype(np.uint8, copy=False)
                 if np.array_equal(ones * np.uint8(255), values):  # 0 and 255, in a tenth of the time as well

@@ -55,8 +55,14 @@ def test_ignored_values_become_255() -> None:
     assert MaskValues(2, ignore_index=255).to_classes(_mask(0, 1, 255), _FILE).tolist() == [[0, 1, 255]]
     assert MaskValues(2, ignore_index=255).to_classes(_mask(0, 255), _FILE).tolist() == [[0, 255]]
     assert MaskValues(3, ignore_index=7).to_classes(_mask(2, 7), _FILE).tolist() == [[2, 255]]
+    assert MaskValues(3, ignore_index=255).to_classes(_mask(255, 255), _FILE).tolist() == [[255, 255]]
     assert MaskValues(2, ignore_index=128).to_classes(_mask(0, 128, 255), _FILE).tolist() == [[0, 255, 1]]
     assert MaskValues(2, {0: 0, 9: 1, 5: 255}).to_classes(_mask(9, 5), _FILE).tolist() == [[1, 255]]
+
+
+@pytest.mark.parametrize("value", [3, 254])
+def test_a_value_beside_the_ignored_one_that_no_class_has_is_named(value: int) -> None:
+    assert f"values 0, {value}, 255;" in _refused(MaskValues(3, ignore_index=255), _mask(0, value, 255)).what
 
 
 def test_values_are_mapped() -> None:
