@@ -34,3 +34,14 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     libc = ctypes.CDLL(None)
     # The threshold above which blocks are mapped cannot be set above 32 MiB, which activations are larger than.
     return bool(libc.mallopt(_M_MMAP_MAX, 0) and libc.mallopt(_M_TRIM_THRESHOLD, -1))
+
+
+def give_back_freed_memory() -> bool:
+    """Hand what is freed by now to the operating system, once, also where it is kept otherwise.
+
+    Blocks that are laid out anew do not fit into the gaps that others have left, and the process grows.
+
+    Returns:
+        Whether something was handed back.
+    """
+    return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).malloc_trim(0))

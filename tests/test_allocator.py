@@ -54,3 +54,34 @@ def test_steps_take_no_fresh_pages() -> None:
 )
 def test_a_users_own_choice_stands(chosen: dict[str, str]) -> None:
     assert faults("keep", **chosen)[0] is False
+
+
+_GIVEN_BACK = """
+from pathlib import Path
+import torch
+from template.allocator import give_back_freed_memory, keep_freed_memory
+def megabytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+kept = keep_freed_memory()
+blocks = [torch.ones(2**22) for _ in range(8)]
+above = torch.ones(2**22)  # what is freed below it stays, whatever the thresholds are
+full = megabytes()
+del blocks
+freed = megabytes()
+print(kept, full - freed, give_back_freed_memory(), full - megabytes())
+"""
+
+
+def test_what_is_kept_can_be_given_back_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _GIVEN_BACK],
+        env={name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    kept, at_once, given, later = done.stdout.split()
+    assert (kept, given) == ("True", "True")
+    assert float(at_once) < 8
+    assert float(later) > 120  # of 8 x 16 MiB

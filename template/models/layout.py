@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..allocator import give_back_freed_memory
 from ..distributed.collectives import world_size
 from ..distributed.undo import nothing_happened
 
@@ -73,6 +74,8 @@ class Layout:
             net: The part of it whose weights are put in order.
             compute_loss: Computes the loss of one batch.
         """
+        # What these passes and the one before leave behind does not fit each other, nor the steps to come.
+        give_back_freed_memory()
         operations = _of_rank_zero(_operations(module, net, compute_loss) * world_size())
         self.worth = operations >= WORTH
         flat = any(parameter.ndim == 4 for parameter in net.parameters())
@@ -86,6 +89,7 @@ class Layout:
         ratio = seconds[False] / seconds[True]
         self.channels_last, self._known = ratio > GAIN, True
         self.weights(net)
+        give_back_freed_memory()
         self.told = f"channels-{'last' if self.channels_last else 'first'}: " + (
             f"a step takes {1 / ratio:.2f} of the time of channels-first"
             if self.channels_last
