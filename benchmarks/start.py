@@ -61,9 +61,11 @@ def run(command: list[str], folder: Path) -> None:
         subprocess.CalledProcessError: It failed.
     """
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-    subprocess.run(
-        [sys.executable, *command], cwd=folder, env=os.environ | {"PYTHONPATH": path}, check=True, capture_output=True
-    )
+    # In a folder of its own: LightningCLI refuses one that holds the configuration of a run before.
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        subprocess.run(
+            [sys.executable, *command], cwd=own, env=os.environ | {"PYTHONPATH": path}, check=True, capture_output=True
+        )
 
 
 def _cpu_of_children() -> float:
