@@ -87,6 +87,8 @@ def main() -> None:
         bare.write_text(_BARE, encoding="utf-8")
         phantom = ["fit", "--config", str(_ROOT / "configs" / "phantom.yaml"), "--data.train_cases=8"]
         cases = ["--data.val_cases=1", "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false"]
+        # As small as the bare one: a real network's first steps, in which this program measures, are no start-up.
+        cases += ["--data.size=32", "--data.batch_size=4", "--model.net=benchmarks.steps.TinyNet"]
         few = ["--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false"]
         commands = {
             "--help": (["-m", "template", "--help"], [str(bare), "--help"]),
