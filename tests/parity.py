@@ -160,7 +160,7 @@ def _without(ingredient: str, rank: int, world_size: int) -> AbstractContextMana
         return mock.patch.object(losses, "global_sum", lambda share: share)
     if ingredient == "seeds of samples":
         seeded = dataset.seeded
-        return mock.patch.object(dataset, "seeded", lambda *words: seeded(*words, rank))
+        return mock.patch.object(dataset, "seeded", lambda *words, **more: seeded(*words, rank, **more))
     assert ingredient == "deal of the batches"
 
     def dealt_like_distributed_sampler(deals: sampler.GlobalBatchSampler) -> Iterator[list[tuple[int, int]]]:

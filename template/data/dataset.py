@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -20,6 +17,7 @@ from ..distributed.told import listed
 from ..labels import IGNORE_INDEX
 from .broken import Broken, broken, parted
 from .packed import packed
+from .seeding import draw_from_torch_alone, seeded
 
 #: Reads a case: an image [C, *S] float32 in raw units, and its mask [*S] uint8 or None.
 Reader = Callable[["Case"], tuple[Tensor, Tensor | None]]
@@ -38,31 +36,6 @@ class Case(NamedTuple):
 
     name: str
     source: Any
-
-
-@contextmanager
-def seeded(*words: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python, and restore them afterwards.
-
-    Transforms of any library then draw numbers that depend on the words alone, never on the worker or the process.
-
-    Args:
-        words: Non-negative integers, such as (seed, epoch, sample).
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch.default_generator.get_state()
-    seeds = np.random.SeedSequence(words).generate_state(3)
-    # Not torch.manual_seed: it would seed the GPUs too, where dropout would then draw the same numbers in every step,
-    # and for each GPU to come it writes down the stack, which takes more than a millisecond.
-    torch.default_generator.manual_seed(int(seeds[0]))
-    np.random.seed(seeds[1])
-    random.seed(int(seeds[2]))
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.default_generator.set_state(torch_state)
 
 
 class CaseDataset(Dataset[Sample]):
@@ -148,7 +121,7 @@ class CaseDataset(Dataset[Sample]):
             sample["mask"] = tv_tensors.Mask(mask)
         transform(sample, self.preprocess, case, "preprocess")
         if self.augment and not self.defers:
-            with seeded(self.seed, epoch, index):
+            with seeded(self.seed, epoch, index, torch_alone=draw_from_torch_alone(self.augment)):
                 transform(sample, self.augment, case, "augment")
         elif self.augment is None and mask is not None:
             # In evaluation the mask keeps its own size, so that scores are counted in the pixels it was drawn in.

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from ..distributed.faults import NamedError
-from .dataset import Sample, collate, seeded, transform
+from .dataset import Sample, collate, transform
+from .seeding import seeded
 
 
 class Unaugmented:

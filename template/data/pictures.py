@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ..distributed.faults import NamedError
-from .dataset import Case, CaseDataset, seeded
+from .dataset import Case, CaseDataset
 from .mask_values import MaskValues
 from .module import SegmentationData, Split
 from .names import unique_stems
@@ -33,6 +33,7 @@ from .picture_files import (
     read_values,
     write_values,
 )
+from .seeding import seeded
 from .transforms import RandomWarp
 from .written import refuse_among, whole
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..data.dataset import seeded
+from ..data.seeding import seeded
 from ..distributed.probe import probe_loss
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..data.dataset import seeded
 from ..data.module import SegmentationData, Split
+from ..data.seeding import seeded
 from .finding import Finding, check, failure, passed
 from .rehearsal import Rehearsal
 from .survey import survey

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torchvision import tv_tensors
 
-from ..data.dataset import Case, CaseDataset, seeded
+from ..data.dataset import Case, CaseDataset
 from ..data.module import SegmentationData
+from ..data.seeding import seeded
 from ..distributed.told import listed
 from ..distributed.undo import nothing_happened
 from .finding import Finding, check, failure, passed, warning

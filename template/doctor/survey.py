@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.dataset import Case, CaseDataset, seeded
+from ..data.dataset import Case, CaseDataset
 from ..data.module import Split
+from ..data.seeding import seeded
 from ..labels import IGNORE_INDEX
 from .finding import Finding, of_error
 from .rehearsal import Rehearsal

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from template.data.dataset import Case, CaseDataset, collate, collate_by_shape, moved_to, seeded
+from template.data.dataset import Case, CaseDataset, collate, collate_by_shape, moved_to
+from template.data.seeding import seeded
 from template.distributed.faults import NamedError
 from template.labels import IGNORE_INDEX
 

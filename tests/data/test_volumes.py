@@ -13,11 +13,12 @@ import torch
 
 import template.cli  # noqa: F401  # the imports of the first run would change the environment during a test
 from template.__main__ import main
-from template.data.dataset import CaseDataset, seeded
+from template.data.dataset import CaseDataset
 from template.data.decathlon import Decathlon
 from template.data.dicom import Dicom
 from template.data.nifti import LiTS, Nifti
 from template.data.nnunet import NnUNet
+from template.data.seeding import seeded
 from template.data.transforms import RandomWarp, Standardize, Window
 from template.data.volumes import VolumeData
 from template.distributed.faults import NamedError
