@@ -43,8 +43,3 @@ def test_loader_processes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
     dataset = data._dataset(data.cases("train"), [])
     assert abs(memory.loader_memory(dataset, 0, {})) < 20
     assert 0 < memory.loader_memory(dataset, 1, {}) < 200
-
-
-def test_each_way_has_a_bare_loop_beside_it() -> None:
-    assert set(memory.PEERS) == set(memory.WAYS)
-    assert set(memory.PEERS.values()) == {memory.BARE, memory.KEPT}
