@@ -32,6 +32,7 @@ _FREE_TO_CHANGE = {
     "PL_SEED_WORKERS",
     "TORCHINDUCTOR_CACHE_DIR",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "LD_LIBRARY_PATH",  # by the import of OpenCV, which other libraries import where it is installed
 }
 #: Where Lightning, and this project, write when they are not told where.
 _DEFAULT_OUTPUTS = ("runs", "lightning_logs", "checkpoints")
