@@ -97,7 +97,7 @@ class Clock(Callback):
     """Time between two training batches: the first that counts, and the last.
 
     Args:
-        clock: Tells it, in seconds. That of the processor takes half a millisecond here, so it is asked only twice.
+        clock: Tells it, in seconds. It is asked only twice: that of the processor is a call of the system.
         warm: Batches before it counts.
     """
 

@@ -313,10 +313,8 @@ class SegmentationCLI(LightningCLI):
         if self.subcommand == "predict":
             callbacks += [PredictionWriter(Path(self._get(self.config, "out") or self.place.verb))]
         else:
-            callbacks += [
-                *([CaseScores(self.place.verb)] if self.subcommand != "fit" else []),
-                ScoreTable(self.place.verb),
-            ]
+            scores = [CaseScores(self.place.verb)] if self.subcommand != "fit" else []
+            callbacks += [*scores, ScoreTable(self.place.verb)]
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in user):
             callbacks += [progress_bar()]
         return callbacks

@@ -20,6 +20,8 @@ from .events import rewind
 
 #: Columns that every row may have.
 _OF_ROWS = ("step", "epoch")
+#: Events are written to disk this often, and with each checkpoint.
+SECONDS_TO_WRITE = 1.0
 
 
 class Ledger:
@@ -47,10 +49,6 @@ class Ledger:
     def holds(self, name: str, step: int, is_metric: bool = True) -> bool:
         """Whether an entry was there when this ledger was written."""
         return step <= self.last.get(name, -1 if is_metric and self.known else self.others)
-
-
-#: Events are written to disk this often, and with each checkpoint.
-SECONDS_TO_WRITE = 1.0
 
 
 class _KeepingWriter(ExperimentWriter):

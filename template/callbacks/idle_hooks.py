@@ -17,10 +17,10 @@ _HOOKS = (
 
 
 class IdleHooks(Callback):
-    """Lightning calls six hooks of each callback at each step, four fifths of which do nothing.
+    """Lightning calls six hooks of each callback at each step, most of which do nothing.
 
-    It passes over a hook that is None, so those that a callback only inherits are None while the training runs. That
-    takes a third of a millisecond off each step of a run with twenty callbacks.
+    It passes over a hook that is None, so those that a callback only inherits are None while the training runs. On a
+    busy machine that took 0.3 ms off each step of a run as ``fit`` makes it (mean of four pairs of runs, -0.1 to 0.6).
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class Segmenter(LightningModule):
         channels_last: Keep 2D images and weights in channels-last order, which most convolutions prefer. ``auto``:
             the faster of both orders, measured before the first step, where there is enough to compute.
         compile: Compile the training steps by ``torch.compile``, in its mode ``default`` (or true), ``reduce-overhead``
-            (CUDA graphs) or ``max-autotune``. The first step then takes minutes.
+            (CUDA graphs) or ``max-autotune``. The first step then takes long.
         window: Predict whole images in windows of this size, in pixels. Default: the data's patches, where it trains
             on such; else each image at once.
         overlap: Share of a window that the next one covers again.

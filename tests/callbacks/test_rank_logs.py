@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
 
+from template.callbacks import rank_logs
 from template.callbacks.rank_logs import RankLogs, kept_output, write_error
 
 
@@ -103,3 +105,35 @@ def test_events_hold_times_gradient_norm_and_memory(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("rank/gradient_norm")] == [3, 3]
     assert [event.step for event in events.Scalars("rank/step_ms")] == [2, 4]
     assert all(event.value > 0 for name in names for event in events.Scalars(name))
+
+
+class Saves(Callback):
+    """Writes a checkpoint at the second step, and counts how often events were written out before and after."""
+
+    def __init__(self, folder: Path, written: list[int]) -> None:
+        self.folder, self.written = folder, written
+        self.counts: tuple[int, int] | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if trainer.global_step == 2:
+            before = len(self.written)
+            trainer.save_checkpoint(self.folder / "two.ckpt")
+            self.counts = before, len(self.written)
+
+
+def test_a_checkpoint_brings_the_events_before_it_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer's thread is behind by an event or so, so that how much is on disk would be a matter of luck."""
+    monkeypatch.setattr(rank_logs, "SECONDS_TO_WRITE", 1e9)
+    written: list[int] = []
+    flush = SummaryWriter.flush
+    monkeypatch.setattr(SummaryWriter, "flush", lambda self: (written.append(1), flush(self)))
+    saves = Saves(tmp_path, written)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_steps=4, log_every_n_steps=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        callbacks=[RankLogs(tmp_path), saves],
+    )  # fmt: skip
+    trainer.fit(OneWeight(), DataLoader(torch.zeros(8, 1)))
+    assert saves.counts == (0, 1)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("rank/step_ms")] == [1, 2, 3, 4]
